@@ -98,8 +98,7 @@ def get_at_most(blob: Blob, key: str, bytes_max: int) -> bytes | None:
     Anyone who can write to a folder can put a huge file there for free, such as a sparse one. So a value that is too
     large is not read. A remote store still returns the whole value, because only then does it verify its own checksum.
 
-    Raises:
-        CorruptBlob: the value has more than bytes_max bytes.
+    Raises CorruptBlob: the value has more than bytes_max bytes.
     """
     offered: Callable[[str, int], bytes | None] | None = getattr(blob, "get_at_most", None)  # As `delete_page` is.
     if offered is not None:

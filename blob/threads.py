@@ -22,11 +22,9 @@ class Clock(Protocol):
 
     def monotonic_s(self) -> float:
         """Return seconds that never go back."""
-        ...
 
     def wall_ms(self) -> int:
         """Return milliseconds since 1970."""
-        ...
 
     def sleep(self, seconds: float) -> None: ...
 

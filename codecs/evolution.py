@@ -153,7 +153,7 @@ def _build_lift(stored: CollectionSchema, requested: CollectionSchema) -> Lift:
 def find_newest_types(schema: CollectionSchema) -> CollectionSchema:
     """Return a version of a schema with the newest type of each column.
 
-    It is the schema itself if no column was widened. Types only become wider, so values of all versions fit.
+    The result is the schema itself if no column was widened. Types only become wider, so values of all versions fit.
     """
     return schema.compute_once(_build_newest_types)
 
@@ -233,7 +233,7 @@ def _make_narrow_error(field: pa.Field, version: int, why: Exception) -> SchemaM
 
 
 def read_default(schema: CollectionSchema, name: str) -> pa.Scalar:
-    """Return the value of a column in records that are older than it."""
+    """Return a column's value in records that are older than the column."""
     kind = schema.arrow.field(name).type
     written = dict(schema.defaults).get(schema.ids[schema.names.index(name)])
     # Not pa.scalar(None, kind), which imports pandas: half a second.
@@ -300,7 +300,7 @@ def _check_default(before: CollectionSchema, after: CollectionSchema, id_: int) 
 
 
 def _check_type_change(before: Node, after: Node, path: str, *, is_key: bool, is_column: bool = False) -> None:
-    """Raise SchemaMismatch unless a column or inner field may change so.
+    """Raise SchemaMismatch unless a node may change from `before` to `after`.
 
     `is_key`: whether the column or field belongs to a key, of the collection or of a map.
     """
@@ -325,7 +325,7 @@ def _check_type_change(before: Node, after: Node, path: str, *, is_key: bool, is
 
 
 def _check_inner(before: Node, after: Node, path: str, *, is_key: bool) -> None:
-    """Raise SchemaMismatch unless the inner fields of a node may change so, at all depths."""
+    """Raise SchemaMismatch unless inner fields may change from `before` to `after`."""
     old, new = ({child.number: child for child in node.inner} for node in (before, after))
     is_struct = before.is_struct and after.is_struct
     is_alike = type(before.kind) is type(after.kind) and (
@@ -374,7 +374,7 @@ def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
 
 
 class Column(NamedTuple):
-    """A column during `evolve_schema`."""
+    """A column of the next version of a schema."""
 
     id: int
     name: str

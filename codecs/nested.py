@@ -45,7 +45,7 @@ class Node:
 
     @property
     def is_struct(self) -> bool:
-        """Whether its fields have names of their own."""
+        """Whether the node is a struct."""
         return bool(pt.is_struct(self.kind))
 
     def walk(self) -> Iterator["Node"]:
@@ -252,7 +252,7 @@ def split_changes(
 
 
 def _parse_new_name(path: str, new: str) -> str:
-    """Return a new name without quotes; refuse one with several steps."""
+    """Return a column's or field's new name unquoted; refuse a path."""
     steps = split_path(new)
     if len(steps) > 1:
         raise SchemaMismatch(
@@ -268,7 +268,7 @@ def _join_path(steps: Sequence[str]) -> str:
 
 
 def _find_node(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) -> Node:
-    """Return the node at the end of a path."""
+    """Return the node at the end of a path; `what`: for errors."""
     if steps[0] not in schema.names:
         raise SchemaMismatch(
             f"{what}={path!r}: there is no column {steps[0]!r}{did_you_mean(steps[0], schema.names) or ','} the "

@@ -4,9 +4,9 @@ Only s3fs, gcsfs and adlfs offer an atomic create (`pipe_file(mode="create")`, o
 PUT by the server), and only they can be written to. fsspec's other file systems test for existence and then write, so
 two writers could both succeed. So those open read-only, and a write raises ReadOnlyStore.
 
-These libraries retry by themselves. A `create` that landed may therefore return False after a lost answer (the protocol
-allows it: False only means that the key exists), and a failed write leaves its outcome open. A listing fetches all keys
-of the folder that the prefix names, whatever `start_after` is.
+s3fs, gcsfs and adlfs retry by themselves. A `create` that landed may therefore return False after a lost answer (the
+protocol allows it: False only means that the key exists), and a failed write leaves its outcome open. A listing fetches
+all keys of the folder that the prefix names, whatever `start_after` is.
 """
 
 import importlib
@@ -64,8 +64,7 @@ class FsspecBlob:
         url: such as `gs://bucket/prefix`; without user name and password, which belong in the options.
         options: `storage_options` of the file system, passed on as they are.
 
-    Raises:
-        InvalidUsage: the scheme is unknown, its package is not installed, or it does not take the options.
+    Raises InvalidUsage: the scheme is unknown, its package is not installed, or it does not take the options.
     """
 
     is_remote = True

@@ -59,8 +59,7 @@ class ObjectBlob:
             has failed.
         attempt_s: how long a request may take with its whole answer.
 
-    Raises:
-        InvalidUsage: a prefix that is not allowed, or obstore is not installed.
+    Raises InvalidUsage: a prefix that is not allowed, or obstore is not installed.
     """
 
     is_remote = True

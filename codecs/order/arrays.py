@@ -71,7 +71,7 @@ def copy_table(table: pa.Table) -> pa.Table:
 def get_stored_numbers(array: pa.Array, dtype: str | None = None) -> npt.NDArray[Any]:
     """Return the buffer of fixed-width values as numbers; arbitrary for NULL.
 
-    `dtype`: of numbers that are narrower than the values, several for each; None for one number of the value's width.
+    `dtype`: a narrower type, of which each value has several numbers; None for one number of the value's width.
     """
     width = array.type.bit_width // 8
     number = _get_integer_type(array.type) if dtype is None else np.dtype(dtype)

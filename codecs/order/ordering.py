@@ -4,7 +4,7 @@
 other, so NULL equals NULL and NaN equals NaN. Arrow's own kernels distinguish -0.0 from 0.0 and NaNs by their bits, so
 `make_canonical` is called before anything is stored or compared.
 
-This is the order of the rows in a part and of the ranges that parts cover: it is part of the storage format.
+Rows in a part and the key ranges of parts have this order, so the order belongs to the storage format.
 """
 
 from collections.abc import Sequence

@@ -200,7 +200,7 @@ class SortedKeys:
         return np.concatenate(spans)
 
     def _encode_row(self, row: int) -> list[Any]:
-        """Return the key at a row in written form."""
+        """Return the key at a row in its JSON form."""
         return [encode_scalar(column[row]) for column in self._arrays]
 
     def _find_many(self, requested: "SortedKeys") -> Rows:

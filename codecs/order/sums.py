@@ -52,8 +52,7 @@ def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
         The columns by, in that order, then `_diff`, never zero, sorted by `by`. Floats are canonical. Equal input
         rows give one row.
 
-    Raises:
-        DiffOverflow: when a sum is outside int64.
+    Raises DiffOverflow: when a sum is outside int64.
     """
     # From here on, the memory of the input can be freed if its caller does not use it.
     table = make_canonical(table.select([*by, DIFF]).combine_chunks())

@@ -172,11 +172,9 @@ class OpenFile:
     ) -> pa.Table:
         """Return columns of some row groups, ascending.
 
-        Args:
-            chosen: the rows to return and check, ascending; None for all. Row groups without one are not decoded.
+        `chosen`: the rows to return and check, ascending; None for all. Row groups without chosen rows are not decoded.
 
-        Raises:
-            CorruptBlob: the bytes are not of a part of this collection, or contradict its descriptor.
+        Raises CorruptBlob: the bytes are not of a part of this collection, or contradict its descriptor.
         """
         table = decode_checked(self._part, self._read_groups, groups, columns, use_threads, chosen)
         check_updates(table, self._part)
@@ -281,7 +279,7 @@ def _open_whole(data: bytes | memoryview, part: Part, request: Request, use_thre
 
 
 def filter_table(table: pa.Table, filter: pc.Expression | None, columns: Sequence[str], arrow: pa.Schema) -> pa.Table:
-    """Return columns of the rows that pass a filter; `arrow`: its schema."""
+    """Return columns of the rows that pass a filter over schema `arrow`."""
     if filter is not None:
         try:
             table = table.filter(filter)
@@ -293,7 +291,7 @@ def filter_table(table: pa.Table, filter: pc.Expression | None, columns: Sequenc
 def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
     """Read a verified part whole, even if its contents contradict each other.
 
-    Raises CorruptBlob: it has other columns or another number of rows.
+    Raises CorruptBlob: the part has other columns or another number of rows.
     """
     if part.footer is None:
         return decode_checked(part, decode_batch, data, part, schema.arrow)

@@ -142,7 +142,7 @@ def describe_part(
 def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Part:
     """Return the descriptor of a batch, encoded as `data`, with these rows.
 
-    It has few keys and no stats, because reading the batch costs no more than comparing them.
+    The descriptor has few keys and no stats, because reading the batch costs no more than comparing them.
     """
     time_min, time_max, negatives, diff_sum = _summarize_updates(table)
     return Part(

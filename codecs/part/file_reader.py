@@ -145,11 +145,9 @@ class ValueFilter:
     def read(self, groups: Sequence[int], fetch: Callable[[int, int], pa.Buffer]) -> pa.Table:
         """Return the stored values that the filter reads, of some row groups.
 
-        Args:
-            fetch: returns the bytes of the part from one position to another.
+        `fetch`: returns the bytes of the part from one position to another.
 
-        Raises:
-            CorruptBlob: the values are malformed.
+        Raises CorruptBlob: the values are malformed.
         """
         tables = []
         for group in groups:

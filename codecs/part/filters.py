@@ -134,7 +134,7 @@ def _has_nan(options: pa.Array) -> bool:
 def select_matching_parts(parts: Sequence[Part], filter: pc.Expression, schema: CollectionSchema) -> list[Part]:
     """Return the parts that may have a row that passes a filter, in their order. No I/O.
 
-    Cost: O(groups of parts), and of the parts of groups that may match; the first time, of all parts.
+    Cost: O(groups of parts) plus O(parts in groups that may match); the first time, O(parts).
     """
     rewritten = rewrite_filter(filter, schema, None)
     filter, values = (filter, pa.schema([])) if rewritten is None else rewritten

@@ -99,8 +99,8 @@ class PartIndex:
     def get_first_field_limits(self, kind: pa.DataType) -> tuple[list[Any], list[Any]] | None:
         """Return the first key field's least and greatest value in each row group; None if unknown.
 
-        They are known only for types that Parquet stores and orders as Arrow does. The first key field is the file's
-        first column.
+        The limits are known only for types that Parquet stores and orders as Arrow does. The first key field is the
+        file's first column.
         """
         if not (is_text(kind) or pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)):
             return None
@@ -229,8 +229,7 @@ def open_groups(
         pieces, index, coded: as for `decode_groups`.
         part: of this schema version, and not stamped.
 
-    Raises:
-        CorruptBlob: pieces disagree with the index.
+    Raises CorruptBlob: pieces disagree with the index.
     """
     for number, data in pieces:
         _verify_group(data, number, index, part)

@@ -142,8 +142,7 @@ def split_key_space(
 
     There is only one range if descriptors have no comparable keys (a nested key field, or very long keys).
 
-    Args:
-        sampled: the sampled keys of the parts, if available.
+    `sampled`: the sampled keys of the parts, if available.
     """
     within = within or KeyRange()
     if count <= 1 or not schema.key_names:
@@ -188,8 +187,7 @@ def assign_parts(
 ) -> list[Sequence[Part]]:
     """Return for each of some adjacent ranges the parts that may overlap.
 
-    Args:
-        sampled: the sampled keys of the parts. Cost: a binary search for each part, and O(parts that are returned).
+    `sampled`: the sampled keys of the parts. Cost: a binary search for each part, and O(parts that are returned).
     """
     bounds, types = [keys.lower for keys in ranges[1:]], schema.key_types
     assert None not in bounds, "ranges that are adjacent have a bound between them"
@@ -214,7 +212,7 @@ def assign_parts(
 def load_comparable_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
     """Return a part's sampled keys as values that sort like keys.
 
-    Raises CorruptBlob: they are not keys of this schema, or not in order.
+    Raises CorruptBlob: the samples are not keys of this schema, or not in order.
     """
     written = bytes(part.keys_json)
     types = schema.key_types

@@ -67,8 +67,7 @@ class MappedRows:
 
         Cost: reading the head.
 
-        Raises:
-            ValueError, pa.ArrowException, OSError: it is another file, or damaged.
+        Raises ValueError, pa.ArrowException, OSError: it is another file, or damaged.
         """
         self.nbytes = int(file.size)
         data = memoryview(file)

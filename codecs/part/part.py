@@ -109,7 +109,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def keys(self) -> list[list[Scalar]] | None:
         """Some whole keys in order, including the first and the last; None without any.
 
-        Raises CorruptBlob: their written form is invalid.
+        Raises CorruptBlob: the keys' JSON form is invalid.
         """
         keys = self._parse_json(self.keys_json, _Keys)
         if keys is not None and len(keys) not in {min(samples, self.rows) for samples in KEY_SAMPLES}:
@@ -135,9 +135,9 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise CorruptBlob(self.name, f"its descriptor is malformed: {error}") from error
 
     def make_lift(self, schema: CollectionSchema) -> Lift | None:
-        """Return the conversion of the part's rows to a schema, or None.
+        """Return the conversion of the rows to a schema; None if unneeded.
 
-        Raises CorruptBlob: its schema version does not exist.
+        Raises CorruptBlob: the part's schema version does not exist.
         """
         if self.schema == schema.version and not schema.is_widened:
             return None
@@ -150,7 +150,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def footer_range(self) -> tuple[int, int]:
         """The bytes `[start, end)` of the footer in the blob.
 
-        Raises CorruptBlob: there is none, or it is longer than the blob.
+        Raises CorruptBlob: the part has no footer, or the footer is longer than the blob.
         """
         if self.footer is None:
             raise CorruptBlob(self.name, "its descriptor has no footer, so it can only be read as a whole")
@@ -225,8 +225,7 @@ def encode_batch(rows: pa.Table) -> bytes:
 def decode_batch(data: bytes | memoryview, part: Part, schema: pa.Schema) -> pa.Table:
     """Decode a message that must have exactly the rows of a part, in a body of its memory.
 
-    Raises:
-        ValueError, pa.ArrowException, OSError: the message does not match the part, or contradicts itself.
+    Raises ValueError, pa.ArrowException, OSError: the message does not match the part, or contradicts itself.
     """
     message = pa.ipc.read_message(data)
     if message.type != "record batch":

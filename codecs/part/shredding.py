@@ -69,8 +69,7 @@ def to_full_path(path: str | int) -> str | None:
 def compute_values(names: Sequence[str], rows: pa.Table, schema: CollectionSchema) -> pa.Table | None:
     """Compute stored JSON values of rows, as texts or doubles. None without a supported DuckDB.
 
-    Args:
-        names: of values; a text comes before its double.
+    `names`: the names of the values; the name of a text comes before that of its double.
     """
     if not _has_duckdb():
         return None
@@ -193,8 +192,7 @@ def read_entry(metadata: Mapping[bytes, bytes], groups: int) -> StoredValues | N
 def decode_values(data: bytes | memoryview, names: Sequence[str], rows: int) -> pa.Table:
     """Decode stored JSON values of a row group from their file.
 
-    Raises:
-        ValueError, pa.ArrowException, OSError: values are missing, or have another number of rows.
+    Raises ValueError, pa.ArrowException, OSError: values are missing, or have another number of rows.
     """
     buffer = pa.py_buffer(data)
     metadata = pq.read_metadata(pa.BufferReader(buffer))
@@ -212,10 +210,9 @@ def rewrite_filter(
 ) -> tuple[pc.Expression, pa.Schema] | None:
     """Rewrite a filter to read stored JSON values; None without any.
 
-    Arrow pickles an expression as a record batch whose metadata has the expression's tree, from which calls are cut.
+    Arrow pickles an expression as a record batch whose metadata has its tree: there, calls are replaced by columns.
 
-    Args:
-        available: the names of stored values; None for all.
+    `available`: the names of stored values; None for all.
     """
     if not schema.json or EXTRACT not in print_filter(filter):
         return None

@@ -73,8 +73,7 @@ def encode_parts(
         part_bytes_target, row_group_rows, row_group_bytes_max: as for `PartStream`.
         batch_bytes_max: updates of at most this size become one inline batch (see `part.part`).
 
-    Returns:
-        the parts in key order; none if there are no rows or all cancel.
+    Returns the parts in key order; none if there are no rows or all cancel.
 
     Raises:
         DiffOverflow: the sum of an update's diffs is outside int64.
@@ -151,8 +150,7 @@ class PartStream:
     def add(self, table: pa.Table) -> list[Encoded]:
         """Write sorted and consolidated rows that follow all earlier ones.
 
-        Returns:
-            The completed parts, in key order.
+        Returns the completed parts, in key order.
         """
         if table.num_rows:
             self._pending.append(table)

@@ -397,7 +397,7 @@ def _make_comparable(values: Sequence[Any], kind: type, value_order: Callable[[A
 
 
 def _make_value_order(t: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return the function that makes a type's JSON values comparable, or None."""
+    """Return the function that makes JSON values comparable; None if they are."""
     if pat.is_floating(t):
         return float
     if pat.is_decimal(t):

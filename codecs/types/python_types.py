@@ -62,8 +62,7 @@ def parse_fields(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
 
     Fields are nullable, unless an Arrow field declares otherwise.
 
-    Args:
-        side: "key" or "value", or "schema" for both, for messages.
+    `side`: "key" or "value", or "schema" for both, for messages.
     """
     pairs = _list_fields(spec)
     if pairs is None:

@@ -1,7 +1,7 @@
 """Several collections of one client at one point of the log: their contents, and what follows; and the log itself.
 
-Each takes one look at the log and one record with all claims, however many collections there are. One read after the
-other would take both for each of them.
+Each joint read takes one look at the log and one record with all claims, however many collections there are. Single
+reads would take a look and a record for each collection.
 """
 
 from collections.abc import Mapping

@@ -47,7 +47,7 @@ def to_coordinates(what: str, time: Any, dimensions: int | None = None) -> Coord
 
 
 def to_user_time(point: Coordinates) -> Time:
-    """Return coordinates in the form of users: a plain integer in one dimension."""
+    """Return coordinates as users see them: an integer in one dimension."""
     return point[0] if len(point) == 1 else point
 
 
@@ -102,7 +102,7 @@ class Antichain:
         return any(_is_before(element, point) for element in _to_points(self.elements))
 
     def meet(self, other: "Antichain | Time") -> "Antichain":
-        """Return the greatest frontier at or before both: it includes both."""
+        """Return the greatest frontier at or before both frontiers."""
         frontier = other if isinstance(other, Antichain) else Antichain(other)
         elements = *self.elements, *frontier.elements
         if len(elements) == 2 and type(elements[0]) is type(elements[1]) is int:

@@ -105,7 +105,7 @@ class _Exporter:
     def add_client(
         self, api: Any, metrics: Callable[[], Metrics], attributes: Mapping[str, str], shape: Hashable
     ) -> Callable[[], None]:
-        """Register a client; create the metrics of its readings if new."""
+        """Register a client, and return the function that removes it."""
         first = () if shape in self._shapes else [*iterate_readings(metrics())]
         with self._lock:
             number = next(self._numbers)

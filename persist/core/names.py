@@ -111,7 +111,7 @@ def is_storable_text(value: object) -> bool:
 
 
 def make_view_hold_name(view: str) -> str:
-    """Return the name of a view's holds, from its id, because its name may change."""
+    """Return the name of a view's holds, from the view's constant id."""
     return f"{VIEW_HOLD}{view}"
 
 
@@ -126,12 +126,12 @@ def make_published_hold_name(table: str) -> str:
 
 
 def make_index_name(collection: str, columns: Iterable[int]) -> str:
-    """Return the name of the index of a collection by some columns, which their ids identify."""
+    """Return the name of a collection's index by columns with these ids."""
     return f"{INDEX_PREFIX}{collection}.{'-'.join(map(str, columns))}"
 
 
 def make_groups_prefix(view: str) -> str:
-    """Return the prefix of the views with the groups of a view, from its id; a number follows."""
+    """Return the name prefix of the hidden views with a view's groups."""
     return f"{GROUPS_PREFIX}{view}."
 
 

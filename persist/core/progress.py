@@ -139,7 +139,7 @@ def report_work(
     Args:
         what, name: such as "compact" and the name of a collection.
         total: the total amount; None if unknown.
-        unit: of what.
+        unit: what the amounts count, such as "rows".
         streams: the block is left and entered again, as in the body of a generator.
     """
     watcher, api = _watcher.get(), _get_tracing()
@@ -215,7 +215,7 @@ def _log_end(
 
 @contextmanager
 def _open_span(api: Any, what: str, attributes: Mapping[str, str], streams: bool) -> Iterator[Any]:
-    """Open a span of OpenTelemetry around a work."""
+    """Open a span of OpenTelemetry around a piece of work."""
     if api is None:
         yield None
         return
@@ -272,8 +272,7 @@ class Work:
 def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
     """Show the progress of long calls in this block: reads, compactions, checks, imports, exports, refreshes.
 
-    Args:
-        tell: called with each `Work` as it proceeds, instead of drawing bars; by the thread that does the work.
+    `tell`: called with each `Work` as it proceeds, instead of drawing bars; by the thread that does the work.
 
     Work of other threads is not shown, unless they run in a copy of this context (`contextvars.copy_context`).
     """
@@ -325,7 +324,7 @@ class Bars:
         self._drawn: dict[Done, Any] = {}
 
     def begin_work(self, what: str, total: int | None, unit: str) -> Done:
-        """Show a bar for a work; return the function that moves it."""
+        """Show a bar for some work; return the function that moves it."""
         began_s, count = self._clock(), 0
 
         def report(amount: int) -> None:

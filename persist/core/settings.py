@@ -52,8 +52,7 @@ class Tuning:
         attempts_max: how often a request is tried in all, without throttled attempts.
         policy: of a location whose log has none. All clients must use the same.
 
-    Raises:
-        InvalidUsage: a value does not fit.
+    Raises InvalidUsage: a value does not fit.
     """
 
     hold_linger_s: _Seconds = 5.0

@@ -78,11 +78,9 @@ def is_tag(value: object) -> TypeGuard[str]:
 def parse_time(value: Any, timeline: "Timeline | None" = None) -> Any:
     """Return text of digits as an integer; leave other values unchanged.
 
-    Args:
-        timeline: with one, eight digits that begin with a year are a day, as in ISO 8601.
+    `timeline`: with one, eight digits that begin with a year are a day, as in ISO 8601.
 
-    Raises:
-        InvalidUsage: it has more digits than any time.
+    Raises InvalidUsage: the text has more digits than any time.
     """
     text = value.strip() if isinstance(value, str) else ""
     if not _NUMBER.fullmatch(text) or (timeline is not None and _BASIC_DAY.fullmatch(text)):
@@ -159,8 +157,7 @@ class Timeline:
                 first moment in UTC; or ISO 8601 text such as "2026-11-21T12:00:00Z". The text may have a blank for the
                 T, no time of day, or an offset such as +01:00. Text without an offset is in UTC.
 
-        Raises:
-            InvalidUsage: it is none of these, has no time zone, or is before 1970 or too late to be a time.
+        Raises InvalidUsage: the moment is none of these, has no time zone, or is before 1970 or too late to be a time.
         """
         return self._check_range(floor(self._to_exact_seconds(moment)), moment)
 
@@ -171,8 +168,7 @@ class Timeline:
     def to_exact_time(self, moment: Moment) -> int:
         """Return the time that is exactly a moment; otherwise as `to_time`.
 
-        Raises:
-            InvalidUsage: also if the moment lies between two times.
+        Raises InvalidUsage: also if the moment lies between two times.
         """
         by_clock = None if self.wall_ms is None else parse_time_word(moment, self.wall_ms())
         if by_clock is not None:
@@ -194,8 +190,7 @@ class Timeline:
     def check_plausible(self, what: str, time: int, wall_ms: int, *, is_number: bool, allow_future: bool) -> None:
         """Raise InvalidUsage for an implausible time to write at or seal to.
 
-        Args:
-            is_number: whether the caller passed a number; False if unknown.
+        `is_number`: whether the caller passed a number; False if unknown.
 
         Raises:
             InvalidUsage: it is before 1990 or after 2199, and is a number, or would be plausible in another unit; or it
@@ -220,8 +215,7 @@ class Timeline:
     def convert_times(self, times: Sequence[Any]) -> list[Any]:
         """Convert the moments among some times to integers; leave numbers unchanged.
 
-        Raises:
-            InvalidUpdate: a moment is between two times; the message names the index.
+        Raises InvalidUpdate: a moment is between two times; the message names the index.
         """
         integers = []
         for index, time in enumerate(times):
@@ -235,7 +229,7 @@ class Timeline:
         """Convert a column of moments (timestamps with a zone, dates, text) to times; return other columns unchanged.
 
         Raises:
-            SchemaMismatch: its timestamps have no zone.
+            SchemaMismatch: the column's timestamps have no zone.
             InvalidUpdate: a moment is between two times; the message names the row.
         """
         kind = column.type
@@ -264,8 +258,7 @@ class Timeline:
     def convert_text_column(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
         """Convert a column of text to times: the last one that is not after each moment, NULL for NULL.
 
-        Raises:
-            InvalidUpdate: a text is not a moment; the message names the row.
+        Raises InvalidUpdate: a text is not a moment; the message names the row.
         """
         coded = column.combine_chunks().dictionary_encode()
         last_times: list[int | None] = []
@@ -288,8 +281,7 @@ class Timeline:
     def to_datetime(self, time: int) -> datetime:
         """Return the moment of a time, in UTC; nanoseconds are rounded down to microseconds.
 
-        Raises:
-            InvalidUsage: it is not a time, or after the year 9999.
+        Raises InvalidUsage: the number is not a time, or the moment is after the year 9999.
         """
         try:
             if 0 <= time <= TIME_MAX:
@@ -461,8 +453,7 @@ _SHOWN = (("week", 7 * 86_400), ("day", 86_400), ("hour", 3600), ("minute", 60),
 def to_retention_times(retention: Retention, timeline: Timeline | None) -> int:
     """Convert a retention to a number of times.
 
-    Raises:
-        InvalidUsage: it is not 1 to TIME_MAX times, or not a valid span, or a span without a timeline.
+    Raises InvalidUsage: the retention is not 1 to TIME_MAX times, or not a valid span, or a span without a timeline.
     """
     if isinstance(retention, bool) or not isinstance(retention, (int, str, timedelta)):
         raise _make_retention_error(retention, "it is neither a number of times nor a span")

@@ -62,14 +62,14 @@ def egress(
     """Send collections to a target exactly once, and continue with changes; see `docs/use/egress.md`.
 
     Args:
-        location: as of `persist.open`, or a client.
+        location: a folder or URL, as for `persist.open`, or a client.
         sink: the URL of a target, the path of a TOML file that describes one, or a mapping with its contents.
         once: return when everything sealed by now was sent; otherwise continue until stopped.
         drop: send nothing; release the holds, so that history may be compacted, and delete the target's positions. Its
             rows stay.
         stop: when set, ends the loop after the current transaction.
-        storage_options: of the location.
-        options: of the sink, such as `collections=["orders"]`; they override the file.
+        storage_options: options for the store of the location.
+        options: options of the sink, such as `collections=["orders"]`; they override the file.
 
     Raises:
         InvalidUsage: the sink or an option is unknown, or the target refuses the data.

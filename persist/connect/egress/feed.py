@@ -13,7 +13,7 @@ unnamed temporary file with an index of the shares. Then each share is consolida
 the contents, compressed by LZ4, and a process that continues a copy reads all parts again.
 
 Memory: a chunk and a share, about four times each while they are consolidated.
-Rejected: shares in the order of rows, which parts have, because a position would be a row of any size and type.
+Rejected: shares by ranges of sorted rows, because a position would then be a whole row, of any size.
 """
 
 import tempfile
@@ -260,7 +260,7 @@ class Feed:
         return Piece(self.leaving, at, after, schema, schema, rows)
 
     def mark_sent(self, after: Reached, *, is_taken: bool) -> None:
-        """Record that the target has `after`; without `is_taken`, that no rows came before it."""
+        """Record that the target stored `after`; without `is_taken`, that no rows lie before it."""
         if is_taken:
             if self.reached is None:
                 self._hold.acquire(after.position(self._name))
@@ -381,7 +381,7 @@ class Feed:
                 yield from table.to_batches()
 
     def _claim_times(self, time: int, *, end: int) -> tuple[CollectionState, ClaimedRead]:
-        """Claim readable times from `time` on; return a state that has `end`, and the claim."""
+        """Claim the right to read times from `time` on; return the state up to `end`, and the claim."""
         if self._reading is not None:
             try:
                 self._reading()

@@ -2,7 +2,7 @@
 
     COLLECTION/contents-TIME-N.parquet         contents as of a time; N counts the files of a collection.
     COLLECTION/LOWER-UPPER.parquet             the changes with LOWER <= time < UPPER.
-    COLLECTION/LOWER-UPPER-ROW.parquet         such changes from a row on, if they do not fit one file.
+    COLLECTION/LOWER-UPPER-ROW.parquet         these changes from row number ROW on, if they need several files.
     _persist/NAME/ID/N.json                    file N: begin and end of its step, and its rows
 
 A process first promises a file, by its object N.json, which it creates only if it does not exist. So only one of two
@@ -60,7 +60,7 @@ class FilesConfig(msgspec.Struct, kw_only=True):
 
 
 class _Step(msgspec.Struct, omit_defaults=True):
-    """A written promise: the step's positions, and the key of its file, if any.
+    """A stored promise of the next file: the positions of its step, and its key if there is one.
 
     Attributes:
         rows: the interval `[first, end)` of the step's rows in the file; None for all.
@@ -115,7 +115,7 @@ class FilesSink:
         return standings
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
-        """Write the promise and files of each piece with rows."""
+        """Store a promise of each file, and then the file, for each piece with rows."""
         with self._translate_errors():
             return [piece for piece in step if self._apply(piece)]
 

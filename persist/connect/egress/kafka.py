@@ -1,9 +1,9 @@
 """Kafka as a sink: the messages and positions of a step are one transaction.
 
 The positions are in a separate topic, `persist-positions`, which must be compacted. A message for each step
-has a key that names the location, the sink and the collection. A sink begins by taking over the transactions of its
-name. So earlier processes with the name can commit nothing more, and their open transactions are aborted. Then it reads
-the topic to its end.
+has a key that names the location, the sink and the collection. A sink begins by taking over the transactional id
+of its name. So earlier processes with the name can commit nothing more, and their open transactions are aborted. Then
+the sink reads the topic to its end.
 
 Each message has the key of its row, so Kafka keeps the changes of a row in their order. The header `time` is the time
 of a change.

@@ -9,7 +9,7 @@ table, and applied from there: the last change of each key counts.
 An insert must find no row, and an update or a deletion must find one. So the sink notices keys with several rows, and
 writes of other programs.
 
-`docs/use/egress.md` has the table of Postgres' types for Arrow's. Zeros have no sign, because both zeros are equal in
+`docs/use/egress.md` has the table of Postgres' types for Arrow's. Negative zero is sent as 0, because both are equal in
 collections.
 """
 
@@ -58,7 +58,9 @@ class PgTable:
         self.copy = sql.Identifier(place[0], copy)
         self._stage = sql.Identifier(f"stage_{copy[-16:]}_{schema.version}")
         if clash := {*self.columns} & {CHANGED, "_time", "_was", "_is", "_n", "_before", "_there"}:
-            raise InvalidUsage(f"{leaving.name!r} has a column {min(clash)!r}, which means something else in its table")
+            raise InvalidUsage(
+                f"{leaving.name!r} has a column {min(clash)!r}, a name that this sink needs: rename the column"
+            )
 
     @property
     def label(self) -> str:

@@ -1,7 +1,7 @@
 """Postgres as a sink: the rows and positions of a step are one transaction.
 
 The positions are in the table `persist_positions`, beside the tables. A step locks the row of a collection there, and
-checks that the step begins at this position. After an unclear commit, the row shows the outcome.
+checks that the step begins at this position. If the outcome of a commit is unknown, this row shows it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -260,7 +260,7 @@ def check_encodings(
 ) -> None:
     """Raise InvalidUsage if all samples leave it open how a column is encoded.
 
-    A single message with an odd value is only a bad message.
+    If only some samples are ambiguous, only their messages are bad.
     """
     if group.described is not None:
         return

@@ -384,7 +384,7 @@ def _parse_booleans(numbers: pa.Array) -> pa.Array:
 
 
 def _build_counter(target: pa.DataType) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]]:
-    """Return the same for dates and times of day that are sent as numbers."""
+    """Return the parsed type and converter for dates and times of day that are sent as numbers."""
     if pat.is_date(target):
         return pa.int32(), lambda column: column.cast(pa.date32()).cast(target)
     wire = pa.int32() if pat.is_time32(target) else pa.int64()

@@ -72,7 +72,7 @@ class RowPlan:
             return np.zeros(len(texts), np.bool_)
 
     def _choose_readers(self, texts: pa.Array) -> "_PieceReaders":
-        """Choose the readers of a piece by its samples."""
+        """Choose how a batch of messages is read, by samples of its values."""
         samples = decode_samples(texts)
         row_samples = (
             [row for place in self.places for row in list_values(samples, place)] if self.places else list(samples)
@@ -118,7 +118,7 @@ def _nest_fields(wires: list[tuple[tuple[str, ...], pa.DataType]]) -> list[pa.Fi
         whole = [t for path, t in inner_wires if not path]
         deeper = [(path, t) for path, t in inner_wires if path]
         if whole and deeper:
-            raise InvalidUsage(f"{top!r} is read as a whole and in parts: give the parts of it that are wanted, only.")
+            raise InvalidUsage(f"options read {top!r} and fields inside of it: name only the fields that you need.")
         fields.append(pa.field(top, whole[0] if whole else pa.struct(_nest_fields(deeper))))
     return fields
 

@@ -61,12 +61,12 @@ def ingest(
     """Ingest a source exactly once, and continue with new rows; see `docs/use/ingest.md`.
 
     Args:
-        location: as of `persist.open`, or a client.
+        location: a folder or URL, as for `persist.open`, or a client.
         source: the URL of a source, the path of a TOML file that describes one, or a mapping with its contents.
         once: return when all present rows are ingested; otherwise continue until stopped.
         stop: when set, ends the loop after the current commit.
-        storage_options: of the location.
-        options: of the source, such as `collection="orders"`; they override the file.
+        storage_options: options for the store of the location.
+        options: options of the source, such as `collection="orders"`; they override the file.
 
     Raises:
         InvalidUsage: the source or an option is unknown, or rows of the source do not fit.
@@ -91,8 +91,8 @@ def _open_collections(client: Client, source: Source) -> dict[str, Collection]:
         return {target.name: _open_collection(client, target, source_properties) for target in targets}
     if moments in {target.name for target in targets}:
         raise InvalidUsage(
-            f"{source.name}: the collection {moments!r} is to hold moments, and something else gets "
-            "that name, too: choose another prefix"
+            f"{source.name}: moments are stored in the collection {moments!r}, and a table gets that name, too: choose "
+            "another prefix"
         )
     moments_collection = _open_collection(client, make_moments_target(moments, source.name), source_properties)
     moments_properties = {**source_properties, MOMENTS: moments_collection.handle.id}
@@ -265,7 +265,7 @@ def parse_description(
 
     Args:
         end: "source" or "sink", the name of the option that has the URL.
-        options: override those of a file.
+        options: options that override the file's.
     """
     config: dict[str, Any] = {**description} if isinstance(description, Mapping) else {end: os.fspath(description)}
     where = "the options"

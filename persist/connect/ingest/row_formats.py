@@ -1,4 +1,4 @@
-"""Files of rows: format by name, bytes, and Arrow readers for formats with types.
+"""Files of rows: finds the format by the name, opens the bytes, and reads formats that store types.
 
 A file that ends too early is refused. A compressed file has a checksum. A stream of Arrow has a mark at its end, and
 nothing may follow.
@@ -37,8 +37,8 @@ class RowFile:
     """A file of rows, its format and compression; `source` opens its stored bytes.
 
     Attributes:
-        path, name: of the file to read, and the name for messages. They differ for standard input, which is spooled to
-            a file.
+        path, name: the path of the file, and its name in messages. They differ for standard input, which is copied
+            to a file.
     """
 
     path: str

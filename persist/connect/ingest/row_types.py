@@ -113,7 +113,7 @@ class _TypeGuess:
 
     @property
     def kind(self) -> pa.DataType:
-        """The first candidate that is left; null without values."""
+        """The first type that fits all texts; null without values."""
         return pa.null() if self._candidates is None else next(iter(self._candidates), pa.string())
 
     def infer_type(self, name: str, file: RowFile) -> pa.DataType:

@@ -188,7 +188,9 @@ class Run:
         uppers = {name: collection.upper.time for name, collection in self.collections.items()}
         for name, upper in uppers.items():
             if upper is None:
-                raise InvalidUsage(f"the collection {name!r} is sealed for ever, so nothing can flow in: take another")
+                raise InvalidUsage(
+                    f"the collection {name!r} is sealed for ever, so a source cannot write to it: choose another"
+                )
         self.uppers = {name: upper for name, upper in uppers.items() if upper is not None}
 
         self.outage = Outage(self.client.engine.clock, self._tell, once=self.once)

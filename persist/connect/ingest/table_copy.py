@@ -95,7 +95,7 @@ def drop_unfinished(source: Source, client: Client, target: Target) -> None:
 
 
 class Copy:
-    """Copies tables into new collections, and seals them at the end to the upper of the others."""
+    """Copies tables into new collections, and then seals these to the upper of the other collections."""
 
     def __init__(self, server: Server, tables: Sequence[str], run: Run) -> None:
         self._server = server

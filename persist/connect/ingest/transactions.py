@@ -123,7 +123,7 @@ class Transactions:
         inner: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> None:
-        """Change the columns of a collection as its table did, with some properties.
+        """Change the columns of a collection as its table did, and set properties.
 
         `inner` has changes of fields inside of columns, by their paths.
         """

@@ -1,6 +1,6 @@
 """Reads the input of a task: one slice of a snapshot, or of changes.
 
-The driver plans slices, and sends each with its task. They name immutable parts, so a task that runs later,
+The driver plans slices, and sends each with its task. A slice names immutable parts, so a task that runs later,
 or again, reads the same.
 """
 

@@ -31,7 +31,7 @@ def make_document_expression(function: str, document: pc.Expression, path: str |
 def make_number_condition(value: pc.Expression, kind: str, sign: str, number: str, *, is_text: bool) -> pc.Expression:
     """Return the Arrow condition that compares a value of documents with a number.
 
-    It is true for each value that meets the condition, and for texts that DuckDB cannot cast.
+    The condition is true for each value that meets it, and for texts that DuckDB cannot cast.
 
     Args:
         value: of documents, as text.

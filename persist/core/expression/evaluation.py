@@ -46,9 +46,9 @@ def evaluate(expression: Term, columns: Mapping[str, pa.Array]) -> Value:
 
 
 def evaluate_by_duckdb(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> dict[int, pa.Array]:
-    """Return the results of the expressions that DuckDB computes, by position.
+    """Compute the terms that need DuckDB in one query; return results by position.
 
-    One query computes all of them, which takes little longer than one of them. The result is empty if there are fewer
+    One query takes little longer for all terms than for one. The result is empty if there are fewer
     than two, or if one raises. The caller then evaluates each by `evaluate`.
     """
     python_calls = {
@@ -301,6 +301,7 @@ def _extract_time_part(value: Value, unit: str) -> Value:
 
 
 def _round_down(value: Value, unit: str | None) -> Value:
+    """Round numbers down; round timestamps down to the unit."""
     return pc.floor(value) if unit is None else pc.floor_temporal(value, unit=unit)
 
 

@@ -138,11 +138,11 @@ def find_python_function(name: str) -> PythonFunction | None:
 
 
 def call_python_function(name: str, version: str, *arguments: Any) -> pa.Array:
-    """Call a registered function on columns; the last argument is its type.
+    """Call a registered function on columns; the last argument is the result's type.
 
     Raises:
-        FunctionNotFound: this process does not have it.
-        ValueError: it raised, or returned something else than declared.
+        FunctionNotFound: this process does not have the function.
+        ValueError: the function raised, or returned something else than declared.
     """
     *columns, _ = arguments
     return _find_version(name, version).call_on_columns(*columns)

@@ -43,7 +43,7 @@ DuckDBCall = tuple[str, Sequence[Any], pa.DataType]  # Text, columns, type.
 
 
 def compute_by_duckdb(text: str, *arguments: Any) -> pa.Array:
-    """Compute an SQL expression over columns; the last argument is its type."""
+    """Compute an SQL expression over columns; the last argument is the result's type."""
     *columns, kind = arguments
     return compute_together([(text, columns or [pa.nulls(1, pa.int8())], kind)])[0]  # Constants have one value.
 
@@ -158,7 +158,7 @@ class _Bound:
 
 
 def _make_interval_sql(name: str) -> str:
-    """Return the SQL of an interval as the struct that Arrow gets."""
+    """Return SQL that turns a column of intervals into structs for Arrow."""
     months, days, micros = (field.name for field in INTERVAL)
     return f"""CASE WHEN {name} IS NOT NULL THEN {{
         '{months}': CAST(12 * date_part('year', {name}) + date_part('month', {name}) AS INTEGER),
@@ -245,7 +245,7 @@ def _nullif(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
 def _make_time_bound(*, after: bool) -> Callable[..., pa.Array]:
     """Return the function that computes the first time at or after moments.
 
-    It takes timestamps or dates, and a unit "s", "ms", "us" or "ns"; or, with the unit "", numbers that are times.
+    The function takes timestamps or dates, and a unit "s", "ms", "us" or "ns"; or, with the unit "", times as numbers.
     """
 
     def apply(value: pa.Array, unit: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -303,7 +303,7 @@ def _make_part(unit: str) -> Callable[..., pa.Array]:
 
 
 def _make_pattern_function(function: Callable[[pa.Array, str], pa.Array]) -> Callable[..., pa.Array]:
-    """Return a function of texts and one constant pattern."""
+    """Wrap a function of texts and a pattern, which must be constant."""
 
     def apply(text: pa.Array, pattern: pa.Array, kind: pa.DataType) -> pa.Array:
         if not len(text) or not pattern[0].is_valid:

@@ -155,7 +155,7 @@ def list_columns(term: Term) -> set[str]:
 
 
 def list_places(term: Term) -> set[int]:
-    """Return the places of the columns that a term reads."""
+    """Return the numbers of the columns that a term reads."""
     return {leaf.index for leaf in iterate_leaves(term) if isinstance(leaf, Place)}
 
 
@@ -174,12 +174,12 @@ def replace_columns(term: Term, to: Callable[[int], Term]) -> Term:
 
 
 def shift_columns(term: Term, by: int) -> Term:
-    """Return a term with its column numbers increased."""
+    """Return a term with `by` added to its column numbers."""
     return replace_columns(term, lambda index: Place(index + by))
 
 
 def move_columns(term: Term, places: Mapping[int, int]) -> Term:
-    """Return a term with its columns renumbered."""
+    """Return a term with its column numbers replaced by `places`."""
     return replace_columns(term, lambda index: Place(places[index]))
 
 
@@ -243,11 +243,11 @@ class Expression:
         return _make_expression("cast", self, options=(kind,))
 
     def is_null(self) -> "Expression":
-        """Whether it is NULL."""
+        """Whether the value is NULL."""
         return _make_expression("is_null", self)
 
     def is_in(self, values: Sequence[Any]) -> "Expression":
-        """Whether it equals one of some constants."""
+        """Whether the value equals one of some constants."""
         return _make_expression("is_in", self, options=(tuple(values),))
 
     def coalesce(self, *others: Any) -> "Expression":
@@ -255,11 +255,11 @@ class Expression:
         return _make_expression("coalesce", self, *others)
 
     def min_with(self, *others: Any) -> "Expression":
-        """The least of this and others, NULLs left out."""
+        """The least of this value and others; NULLs are ignored."""
         return _make_expression("least", self, *others)
 
     def max_with(self, *others: Any) -> "Expression":
-        """The greatest of this and others, NULLs left out."""
+        """The greatest of this value and others; NULLs are ignored."""
         return _make_expression("greatest", self, *others)
 
     def lower(self) -> "Expression":
@@ -283,15 +283,15 @@ class Expression:
         return _make_expression("slice", self, options=(start, stop))
 
     def starts_with(self, text: str) -> "Expression":
-        """Whether it begins with a constant text."""
+        """Whether the text begins with a constant text."""
         return _make_expression("starts_with", self, options=(text,))
 
     def ends_with(self, text: str) -> "Expression":
-        """Whether it ends with a constant text."""
+        """Whether the text ends with a constant text."""
         return _make_expression("ends_with", self, options=(text,))
 
     def contains(self, text: str) -> "Expression":
-        """Whether a constant text occurs in it."""
+        """Whether the text contains a constant text."""
         return _make_expression("contains", self, options=(text,))
 
     def replace(self, text: str, by: str) -> "Expression":
@@ -299,7 +299,7 @@ class Expression:
         return _make_expression("replace", self, options=(text, by))
 
     def concat(self, *others: Any) -> "Expression":
-        """Text with other texts behind it."""
+        """This text, followed by other texts."""
         return _make_expression("concat", self, *others)
 
     def part(self, unit: str) -> "Expression":
@@ -351,7 +351,7 @@ class Aggregate:
 
 
 class When(Expression):
-    """A conditional without its `otherwise`; then other records get NULL."""
+    """An unfinished conditional: without `otherwise`, other records get NULL."""
 
     __slots__ = ("_branches",)
 

@@ -1,14 +1,14 @@
 """Events as rows, which a keyed collection stores until they are resolved, and their resolution.
 
-`docs/inside/format.md` ("Keyed collections") defines their columns, their order and tombstones. A part of
+`docs/inside/format.md` ("Keyed collections") defines the columns of events, their order and tombstones. A part of
 events is an ordinary part, whose value columns are all columns between the key and `_time`: so its rows are sorted by
-(key, arrival), and are verified, pruned and read like updates. That schema has the versions of the collection's schema,
+(key, arrival), and are verified, pruned and read like updates. The schema of events has versions like the collection's,
 so pending events of an earlier version are read as the newest version like any other part.
 
 Resolution is a pure function; other modules read and commit. `prepare_events` groups events by key and sorts the events
 of a key, so that the event that counts comes last. A partial event without the columns of `order_by` comes after all
-others of its time. The caller then looks up the rows of these keys, and `resolve_to_updates` calls the machine for the
-new ones. Memory and time are proportional to the events; most of the time is sorting.
+others of its time. The caller then looks up the present rows of these keys, and `resolve_to_updates` calls the machine
+with rows and events. Memory and time are proportional to the events; most of the time is sorting.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def list_event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Fie
 def make_event_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> CollectionSchema:
     """Return the schema of parts that hold events of a collection.
 
-    `fields`: of an event besides its key. In a collection that has evolved, these are its value fields.
+    `fields`: the fields of an event besides its key; in a collection that has evolved, its value fields.
     """
     if schema.version == 1 and not schema.known:
         return _make_event_schema(schema.key, fields, schema.timeline)
@@ -107,7 +107,7 @@ def mark_tombstones(column: pa.ChunkedArray, form: KeyedForm) -> pa.ChunkedArray
 
 
 def make_live_filter(schema: CollectionSchema, form: KeyedForm | None) -> pc.Expression | None:
-    """Return the filter that passes all rows but tombstones; None if there can be none."""
+    """Return the filter that excludes tombstones; None if there cannot be any."""
     if form is None or form.tombstone is None:
         return None
     kind, column = schema.arrow.field(form.tombstone).type, pc.field(form.tombstone)
@@ -179,7 +179,7 @@ def prepare_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) 
 
 
 def _rank_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
-    """Return the order of events of one key and time, as a number for each."""
+    """Rank each event among the events of its key and time."""
     ranks = rank_watermarks(events, form.order_by) if form.order_by else np.zeros(len(events), np.int64)
     if GIVEN not in events.column_names:
         return ranks
@@ -230,12 +230,11 @@ def resolve_to_updates(prepared: Prepared, machine: Machine, present: pa.Table) 
 
 
 def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
-    """Return updates that replace the rows of keys by their events, not consolidated.
+    """Return updates by which each event replaces its key's rows, not consolidated.
 
     A key's first event retracts all its rows, and each event retracts the one before. Events have no watermarks.
 
-    Args:
-        terms: rows of these keys with `_diff`, not consolidated.
+    `terms`: rows of these keys with `_diff`, not consolidated.
     """
     groups, times = (
         get_int64_values(combine_chunks(prepared.events[GROUP])),

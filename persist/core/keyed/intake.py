@@ -56,7 +56,7 @@ class EventTable(msgspec.Struct, frozen=True):
             from 0. If some events are partial, it also has the column `GIVEN`, whose name is empty.
         watermarks: the least and the greatest value of the first ordering column, if these are integers.
         at_commit: the events get the time of their commit; until then it is 0.
-        ready: the prepared events, if they were needed before.
+        ready: the events prepared for a machine, if they were needed before.
     """
 
     schema: CollectionSchema
@@ -209,7 +209,7 @@ class _Needed:
 
 
 def _list_rows(data: Any, stamp: Stamp | None) -> Sequence[Any]:
-    """Return events that are not a table as a list."""
+    """Return events as a list, if they are not a table."""
     if stamp is not None and isinstance(stamp.time, str):
         raise SchemaMismatch(f"time={stamp.time!r} names a column, and these events are not a table: {_SHAPE}")
     if isinstance(data, (str, bytes, bytearray)) or not isinstance(data, Iterable):

@@ -90,7 +90,7 @@ class Machine(Protocol):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The arguments of its constructor as JSON values (numbers, text, booleans, None, lists, dicts); stored."""
+        """The constructor's arguments as JSON values, which are stored with the collection."""
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
         """Return the fields of an event besides its key, of which none is called `_time`, `_seq`, `_deleted`, `_diff`.
@@ -99,7 +99,7 @@ class Machine(Protocol):
         """
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates that result from events, with the columns of `touched.schema.arrow`, in any order.
+        """Return the updates that events cause, with the columns of `touched.schema.arrow`, in any order.
 
         Equal updates, and updates that cancel, are consolidated afterwards. Implement it vectorised, without Python for
         each row; memory proportional to the input.
@@ -137,7 +137,7 @@ class Replacing:
         return schema.value.fields
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        """Return the updates that the events cause; see `Machine.step`."""
         names = [*touched.schema.names]
         groups, times = (
             get_int64_values(combine_chunks(touched.events[GROUP])),

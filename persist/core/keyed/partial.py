@@ -358,7 +358,7 @@ def _depends_on_floor(rows: _Sequence, form: KeyedForm, schema: CollectionSchema
 
 
 def _find_setters(rows: _Sequence, units: _Units, form: KeyedForm, schema: CollectionSchema) -> dict[str, Flags]:
-    """Return for each value column whether the event at each place sets it."""
+    """Return for each value column which events set it."""
     setters = dict(units.grouped)
     for name in schema.value_names:
         if name not in setters:

@@ -2,8 +2,8 @@
 
 `docs/inside/format.md` ("JSON objects") has its form, which stays the same in every format version. The checksum comes
 last so that it can be checked over raw bytes before anything is parsed, and the whole stays one line of JSON that any
-tool can read. It is verified before the version is looked at: damaged bytes are `CorruptBlob` and never mistaken for a
-newer version.
+tool can read. The checksum is verified before the version is read: damaged bytes are `CorruptBlob` and never mistaken
+for a newer version.
 
 A location's format number is that of its newest record (`persist.core.state_rules.state.State.format`). A writer uses
 this number for all objects, not that of its own release, so that older clients can work beside newer ones. The
@@ -79,7 +79,7 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
 
     Raises:
         CorruptBlob: data is not a whole, undamaged object of that kind.
-        IncompatibleVersion: it is undamaged, but of a newer format version, or has an unknown member or kind of
+        IncompatibleVersion: data is undamaged, but of a newer format version, or has an unknown member or kind of
         mutation.
     """
     body = _verify_body(data, key) + b"}"
@@ -128,8 +128,7 @@ def make_pointer(key: str, data: bytes) -> BlobRef:
 def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     """Read and decode the object that a pointer names.
 
-    Raises:
-        MissingBlob, CorruptBlob: the object is missing or damaged.
+    Raises MissingBlob, CorruptBlob: the object is missing or damaged.
     """
 
     def check(data: bytes) -> F:

@@ -3,7 +3,7 @@
 `docs/inside/format.md` lists all keys. The name of an upload begins with the seqno that its writer thought was next:
 by this number, garbage collection declares old uploads void (`persist.core.state_rules.location`).
 
-Other names are refused in records, so no record makes a client read, write or delete a blob outside the folder of its
+Records with other names are refused, so no record makes a client read, write or delete a blob outside the folder of its
 collection. A clone also has parts in the folders of other collections, which its entry in the directory lists
 (`persist.core.state_rules.state.CollectionEntry.folders`).
 """
@@ -157,7 +157,7 @@ def parse_checkpoint_seqno(key: str) -> int | None:
 def list_checkpoints(blob: Blob) -> Iterator[tuple[int, BlobEntry]]:
     """Yield the stored checkpoints with their seqnos, newest first.
 
-    Other keys there are skipped; they may belong to a location below this one.
+    Other keys in the folder are skipped; they may belong to a location below this one.
     """
     return (
         (seqno, entry) for entry in blob.list(CHECKPOINTS) if (seqno := parse_checkpoint_seqno(entry.key)) is not None

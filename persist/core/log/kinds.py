@@ -147,7 +147,7 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
 
 
 class Tokens(CollectionMutation, frozen=True, tag="tokens"):
-    """Store the tokens of writes, so that none is repeated; `archiving` moves older tokens to archives."""
+    """Store the tokens of writes, so that no write is repeated. `archiving` moves older tokens to archives."""
 
     tokens: tuple[TokenMark, ...]
     archiving: Archiving | None = None
@@ -238,9 +238,9 @@ class Pend(CollectionMutation, frozen=True, tag="pend"):
 class Resolve(CollectionMutation, frozen=True, tag="resolve"):
     """Replace the events at `start <= time < end` by the updates that result from them.
 
-    It is valid only if `start` is the present `resolved`, and `pending` has the numbers of all pending parts with a
-    time before end. So if two records resolve the same, or events came meanwhile, the second is refused. `watermarks`
-    are of events that came with this record and were not pending before.
+    The mutation is valid only if `start` is the present `resolved`, and `pending` has the numbers of all pending parts
+    with a time before end. So if two records resolve the same, or events came meanwhile, the second is refused.
+    `watermarks` are of events that came with this record and were not pending before.
     """
 
     start: Frontier
@@ -257,7 +257,7 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
 
 
 class Publish(CollectionMutation, frozen=True, tag="publish"):
-    """Record the next version of a published table, which readers see after that (`persist.services.publish`)."""
+    """Record the next version of a published table, before readers can see it."""
 
     is_guarded: ClassVar[bool] = False
     is_alone: ClassVar[bool] = True

@@ -329,7 +329,7 @@ def store_part_list(blob: Blob, location: str, mutation: A, seqno: int, *, forma
 
     Args:
         seqno: the expected seqno of the record.
-        format: the number of the location.
+        format: the format number of the location.
     """
     if len(mutation.parts) <= PARTS_INLINE_MAX:
         return mutation

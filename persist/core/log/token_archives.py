@@ -68,8 +68,7 @@ def store_archive(
 def read_archive(blob: Blob, location: str | None, collection: str, archive: TokenArchive) -> ArchivedTokens:
     """Return the tokens of a stored archive. Cost: a GET.
 
-    Raises:
-        MissingBlob, CorruptBlob: the archive is missing or damaged.
+    Raises MissingBlob, CorruptBlob: the archive is missing or damaged.
     """
     stored = get_framed(blob, archive.stored, ArchiveObject)
     if (stored.location, stored.collection) != (location, collection):

@@ -141,7 +141,7 @@ def add_tokens(
 
     Args:
         upper: times before it are sealed.
-        archives: those before the commit; None if there never was one.
+        archives: the archives before the commit; None if there never was one.
     """
     tokens = {**before, **{mark.token: Remembered(mark.time_min, mark.digest) for mark in step.tokens}}
     if step.archiving is not None:

@@ -98,50 +98,50 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 class ExpectUpper(Condition, frozen=True, tag="expect_upper"):
-    """Upper has this value."""
+    """Requires that upper has this value."""
 
     upper: Frontier
 
 
 class ExpectNothingBeyondUpper(Condition, frozen=True, tag="expect_nothing_beyond_upper"):
-    """Upper equals this, and there are no updates at times beyond it."""
+    """Requires that upper has this value, and no update is beyond it."""
 
     upper: Frontier
 
 
 class ExpectParts(Condition, frozen=True, tag="expect_parts"):
-    """The next part of the collection gets this number: no part was added."""
+    """Requires that the next part gets this number: no part was added."""
 
     next_number: int
 
 
 class ExpectErasures(Condition, frozen=True, tag="expect_erasures"):
-    """The collection has had this many erasures: nothing was erased meanwhile."""
+    """Requires this number of erasures: nothing was erased meanwhile."""
 
     erasures: int
 
 
 class ExpectRuns(Condition, frozen=True, tag="expect_runs"):
-    """The history has these runs, each with exactly these parts."""
+    """Requires that the history has these runs, with exactly these parts."""
 
     runs: tuple[Numbers, ...]
 
 
 class ExpectDerived(Condition, frozen=True, tag="expect_derived"):
-    """The views and indexes that depend on the collection have these holds, sorted."""
+    """Requires that dependent views and indexes have exactly these holds, sorted."""
 
     holds: tuple[str, ...]
 
 
 class ExpectDefinition(Condition, frozen=True, tag="expect_definition"):
-    """The view has the definition of this number."""
+    """Requires that the view has the definition of this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetHolds:
-    """Several permanent holds of a collection, set in one step. Its table of holds is copied once."""
+    """Several permanent holds of a collection, set together."""
 
     collection: str
     steps: tuple[kinds.SetHold, ...]
@@ -351,18 +351,21 @@ def _expect_parts(contents: CollectionState, step: ExpectParts) -> CollectionSta
 
 
 def _expect_erasures(contents: CollectionState, step: ExpectErasures) -> CollectionState:
+    """Raise Superseded if records were erased since the operation was planned."""
     if count_erasures(contents) != step.erasures:
         raise Superseded(f"records of {contents.name!r} were erased meanwhile: try again")
     return contents
 
 
 def _expect_runs(contents: CollectionState, step: ExpectRuns) -> CollectionState:
+    """Raise Superseded if runs have changed since the operation was planned."""
     if not set(contents.history).issuperset(step.runs):
         raise Superseded("a run that this compaction replaces has other parts by now: another compaction came first")
     return contents
 
 
 def _expect_derived(contents: CollectionState, step: ExpectDerived) -> CollectionState:
+    """Raise Superseded if views or indexes have come or gone since."""
     if list_derived_holds(contents) != step.holds:
         raise Superseded(f"a view or an index of {contents.name!r} has come or gone meanwhile: try again")
     return contents
@@ -374,12 +377,14 @@ def list_derived_holds(contents: CollectionState) -> tuple[str, ...]:
 
 
 def _expect_definition(contents: CollectionState, step: ExpectDefinition) -> CollectionState:
+    """Raise ViewRedefined unless the view has the expected definition."""
     if (number := get_definition_number(contents)) != step.number:
         raise ViewRedefined(contents.name, step.number, number)
     return contents
 
 
 def _expect_upper(contents: CollectionState, step: ExpectUpper | ExpectNothingBeyondUpper) -> CollectionState:
+    """Raise UpperMismatch unless upper is as expected."""
     if (expected := decode_frontier(step.upper)) != contents.upper:
         raise UpperMismatch(to_antichain(expected), to_antichain(contents.upper))
     return contents
@@ -495,7 +500,7 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
 
 
 def check_contents(contents: CollectionState) -> None:
-    """Raise ValueError if stored contents break an invariant, by the parts' descriptors."""
+    """Raise ValueError if stored contents break an invariant that descriptors show."""
     check_runs(contents)
     check_versions(contents)
     check_pending(contents)

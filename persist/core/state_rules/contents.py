@@ -266,7 +266,8 @@ def _build_unreadable_error(contents: CollectionState, as_of: int, lower: int | 
 def check_changes_readable(contents: CollectionState, lower: int) -> None:
     """Raise AsOfCompacted unless updates from `lower` on still have distinct times.
 
-    They are if since is at most `lower - 1`, or if lower is 0 and nothing was compacted, because no update is earlier.
+    Times are distinct if since is at most `lower - 1`, or if lower is 0 and nothing was compacted: no update is
+    earlier.
     """
     if lower == 0 and contents.since == 0:
         return

@@ -33,7 +33,7 @@ _ONLY_APPENDS = {PlannedAppend}
 class Draft:
     """Validates operations before they are in the log, one after another.
 
-    It follows names and frontiers but not parts, so that a writer can validate thousands of small operations before
+    A draft follows names and frontiers but not parts. So a writer can validate thousands of small operations before
     it encodes their updates into one batch. The checks are the same functions that `apply_record` uses. The contents of
     each collection must be loaded, unless an operation only releases holds on it.
 
@@ -61,11 +61,9 @@ class Draft:
     def extend(self, steps: Sequence[DraftStep]) -> bool:
         """Add all steps of one operation, or none if a step is invalid.
 
-        Returns:
-            False if the operation was done before, by its tokens or its batch of a query; then nothing was added.
+        Returns False if the operation was done before, by its tokens or its batch of a query; then nothing was added.
 
-        Raises:
-            InvalidUsage, Conflict: the error that the operation would get as the next record.
+        Raises InvalidUsage, Conflict: the error that the operation would get as the next record.
         """
         now = self._now
         check_writer(now.control.writer, now.control.epoch, self._epoch, steps)

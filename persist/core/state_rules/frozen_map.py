@@ -245,7 +245,7 @@ def get_values(values: Mapping[int, V], numbers: Iterable[int]) -> tuple[V, ...]
 
 
 def extend_map(values: Mapping[int, V], new: dict[int, V]) -> Mapping[int, V]:
-    """Return a map with new numbers, which are greater than all numbers of another map.
+    """Return a map with more keys, which are greater than the present keys.
 
     Cost: at most `GROWN_MAX` copied items, and a copy of all items once in so many calls.
     """
@@ -258,7 +258,7 @@ def extend_map(values: Mapping[int, V], new: dict[int, V]) -> Mapping[int, V]:
 
 
 def merge_sorted(newer: Iterator[tuple[str, V]], older: Iterator[tuple[str, V]]) -> Iterator[tuple[str, V]]:
-    """Yield items of two sorted iterators by key; the newer replaces the older."""
+    """Merge items that are sorted by key; newer items replace older ones."""
     new, old = next(newer, None), next(older, None)
     while new is not None or old is not None:
         if old is None or (new is not None and new[0] <= old[0]):

@@ -202,7 +202,7 @@ def make_keyed(contents: CollectionState, form: KeyedForm) -> CollectionState:
     The caller has checked the rows (`persist.engine.collection.evolution`).
 
     Raises:
-        InvalidUsage: they are keyed already, or since is not before upper.
+        InvalidUsage: the collection is keyed already, or since is not before upper.
         UpdatesBeyondUpper: there are unsealed updates, which are not events.
         ValueError: the declaration does not fit the schema.
     """
@@ -292,9 +292,9 @@ def resolve_events(contents: CollectionState, step: kinds.Resolve) -> Collection
     """Return contents after a resolution.
 
     Raises:
-        Superseded: the resolved time or the pending events have changed since it was made.
-        FrontierRegression: it ends before the resolved time or, with the policy "seal", before upper.
-        ValueError: its updates are at times that it does not resolve.
+        Superseded: the resolved time or the pending events have changed since the resolution was computed.
+        FrontierRegression: the resolution ends before the resolved time or, with the policy "seal", before upper.
+        ValueError: the updates are at times that the step does not resolve.
     """
     keyed = get_keyed_form(contents)
     start, end = decode_frontier(step.start), decode_frontier(step.end)

@@ -135,11 +135,11 @@ def check_writer(
     Args:
         writer: the exclusive writer, None if there is none.
         newest: the epoch of the last exclusive writer; None if there never was one.
-        epoch: that of the client; None if it did not open exclusively.
+        epoch: the client's epoch; None if it did not open exclusively.
 
     Raises:
         Locked: another client is the exclusive writer.
-        WriterFenced: it is an exclusive writer, but not the newest one.
+        WriterFenced: the client is an exclusive writer, but not the newest one.
     """
     may_write = epoch is None if writer is None else epoch == newest
     if may_write or all(
@@ -168,7 +168,7 @@ def _grant_lease(control: LocationState, mutation: kinds.GrantLease, _: int) -> 
 
 
 def _end_lease(control: LocationState, mutation: kinds.EndLease, _: int) -> LocationState:
-    """Return control without a lease, if it exists.
+    """Return control without a lease; unchanged if the lease does not exist.
 
     The caller releases its holds. Raises Conflict: the lease was renewed meanwhile.
     """

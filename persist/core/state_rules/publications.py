@@ -78,7 +78,7 @@ def remove_table(contents: CollectionState, step: kinds.Unpublish) -> Collection
     """Return contents without a published table, without a check of `step.unused`.
 
     Raises:
-        Superseded: it has another version now, or was removed.
+        Superseded: the table has another version now, or was removed.
         ValueError: no writer makes such a step.
     """
     present_publication = contents.published.get(step.table)
@@ -96,8 +96,7 @@ def list_unused_blobs(contents: CollectionState, step: kinds.Publish | kinds.Unp
 def apply_publication(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> CollectionState:
     """Apply a change of a published table, and check its list of unused blobs.
 
-    Raises:
-        Superseded: it leaves other blobs unused than it lists; or as `add_table_version` and `remove_table`.
+    Raises Superseded: the change leaves other blobs unused than it lists; or as `add_table_version` and `remove_table`.
     """
     after = _change_tables(contents, step)
     check_published(after)

@@ -59,10 +59,9 @@ def load_newest_schema(schema: CollectionSchema, contents: CollectionState) -> C
 def reconcile_schema(caller_schema: CollectionSchema, contents: CollectionState, collection: str) -> CollectionSchema:
     """Return the stored schema version that a caller's schema equals.
 
-    It is the newest, or an older one if columns were only added since: then the caller writes with the older version.
+    This is the newest version; or an older one if columns were only added since: then the caller writes with that one.
 
-    Raises:
-        CodecMismatch, SchemaMismatch: there is no such version; the message has the difference to the newest.
+    Raises CodecMismatch, SchemaMismatch: no version matches; the message has the difference to the newest.
     """
     newest = contents.schema
     try:
@@ -201,7 +200,7 @@ def _loses_fields(before: Node, after: Node) -> bool:
 
 
 def check_versions(contents: CollectionState) -> None:
-    """Raise ValueError if schema versions are inconsistent, or a part has none."""
+    """Raise ValueError if schema versions are inconsistent, or a part's version is missing."""
     used: set[int | tuple[int, int]] = set()
     for earlier_schema, after in pairwise(contents.schema.known if contents.earlier else ()):
         used.update(list_all_ids(earlier_schema))

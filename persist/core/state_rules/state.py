@@ -263,7 +263,7 @@ class StateChanges:
     def _check_not_needed(self, entry: CollectionEntry) -> None:
         """Raise CollectionNeeded if views read the collection.
 
-        Each view has a permanent hold on it, which is named by the view's id.
+        Each view that reads a collection has a permanent hold on it, with the view's id in its name.
 
         Without loaded contents, this is a replay of a record whose writer has checked it.
         """
@@ -323,7 +323,7 @@ class StateChanges:
     def _check_clone_folders(self, step: kinds.Clone) -> tuple[str, ...]:
         """Check a clone; return the collections whose folders have the source's parts.
 
-        They include those without a part of the clone, because an erasure covers all of them. A part that the source
+        These include collections without a part of the clone, because an erasure covers all. A part that the source
         no longer names must not be shared, because it may be deleted already. Without loaded contents, this replays a
         record whose writer has checked it, so only the folders are checked.
         """

@@ -116,6 +116,7 @@ class MomentMap:
 
 
 def _make_scalar(at: int) -> pa.Scalar:
+    """Return microseconds since 1970 as an Arrow timestamp."""
     return pa.scalar(at, MOMENT_TYPE)
 
 

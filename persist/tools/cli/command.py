@@ -150,11 +150,14 @@ OptionsFile = Annotated[
 StoreTimeout = Annotated[
     float | None,
     typer.Option(
-        "--store-timeout", min=0.01, metavar="SECONDS", help="How long to try if the store does not answer; 60."
+        "--store-timeout",
+        min=0.01,
+        metavar="SECONDS",
+        help="How long to try if the store does not answer; 60 by default.",
     ),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Tell of long work as it ends; PERSIST_LOG has more, such as debug,json.")
+    bool, typer.Option("--verbose", help="Log long work as it ends; PERSIST_LOG sets more, such as debug,json.")
 ]
 Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="The name of the collection.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

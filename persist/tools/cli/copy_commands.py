@@ -17,7 +17,7 @@ TargetOptions = Annotated[
     typer.Option(
         "--target-option",
         metavar="NAME=VALUE",
-        help="For the store of TARGET; may be repeated. Without any, those of LOCATION if both are of one kind.",
+        help="For the store of TARGET; may be repeated. By default those of LOCATION, if both stores are alike.",
     ),
 ]
 

@@ -42,7 +42,7 @@ class Finding:
 def doctor(
     at: Place,
     no_write: Annotated[
-        bool, typer.Option("--no-write", help="Write nothing, and so leave out what only a write shows.")
+        bool, typer.Option("--no-write", help="Write nothing; leave out the checks that need a write.")
     ] = False,
 ) -> int:
     """Check Python, Java, Spark's workers, the store and its clock; suggest remedies.

@@ -22,11 +22,9 @@ def erase(
     keys: Keys = None,
     reason: Annotated[str | None, typer.Option(help="Why; the log keeps it, so name nobody.")] = None,
     text: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Must be in no object of the store; may be repeated.")
+        list[str] | None, typer.Option(metavar="TEXT", help="A text that no object may contain; may be repeated.")
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Erase nothing: say what is left, or print the receipt if nothing is.")
-    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Erase nothing: print what is left, or a receipt.")] = False,
     format: Format = None,
     yes: Yes = False,
 ) -> int:

@@ -39,7 +39,7 @@ COSTS = Listing(
 @command
 def ls(
     at: Place,
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin like this.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin with this.")] = "",
     watch: Watch = False,
 ) -> None:
     """List the collections: rows, bytes, upper, and what is not sealed yet."""
@@ -71,7 +71,7 @@ def show(at: Place, collection: Name) -> None:
 def holds(
     at: Place,
     collections: Annotated[
-        list[str] | None, typer.Argument(metavar="COLLECTION", help="Of which ones; all by default.")
+        list[str] | None, typer.Argument(metavar="COLLECTION", help="The collections; all by default.")
     ] = None,
     watch: Watch = False,
 ) -> None:

@@ -27,7 +27,7 @@ def tag(
     collection: Name,
     name: Tag,
     time: Annotated[str | None, typer.Argument(metavar="TIME", help="A sealed time; else the latest one.")] = None,
-    move: Annotated[bool, typer.Option("--move", help="Let a tag that is at another time move.")] = False,
+    move: Annotated[bool, typer.Option("--move", help="Move the tag if it is at another time.")] = False,
 ) -> None:
     """Give a sealed time a name; it stays readable until the tag is dropped, by --as-of TAG."""
     with at.open_writer() as client:
@@ -79,7 +79,7 @@ def rename(
 def clone(
     at: Place,
     collection: Name,
-    name: Annotated[str, typer.Argument(metavar="TARGET", help="What the new collection is called.")],
+    name: Annotated[str, typer.Argument(metavar="TARGET", help="The name of the new collection.")],
     as_of: AsOf = None,
 ) -> None:
     """Make another collection with the same contents as of a time, without copying data."""
@@ -97,16 +97,16 @@ def clone(
 @command
 def view(
     at: Place,
-    name: Annotated[str, typer.Argument(metavar="VIEW", help="What the view is called: it is a collection.")],
+    name: Annotated[str, typer.Argument(metavar="VIEW", help="The name of the view, which is a collection.")],
     query: Annotated[
         str | None, typer.Argument(metavar="QUERY", help="A SELECT of DuckDB's SQL; else the view is shown.")
     ] = None,
     key: Annotated[list[str] | None, typer.Option("--key", "-k", help="A column of its key; may be repeated.")] = None,
     start: Annotated[
-        str | None, typer.Option(metavar="TIME", help='Where it begins, or "now"; else as early as its inputs.')
+        str | None, typer.Option(metavar="TIME", help='The first time, or "now"; else as early as the inputs.')
     ] = None,
     redefine: Annotated[
-        bool, typer.Option("--redefine", help="Give a view that is there this query: sealed times stay as they are.")
+        bool, typer.Option("--redefine", help="Change the query of a view; its sealed times stay as they are.")
     ] = False,
 ) -> None:
     """Store a query's result as a collection and keep it up to date; without a query, show the view."""
@@ -139,10 +139,10 @@ def refresh(
         list[str] | None, typer.Argument(metavar="VIEW", help="One after the other; all of them by default.")
     ] = None,
     memory_budget: Annotated[
-        int | None, typer.Option(metavar="BYTES", help="Of what is kept meanwhile; the rest goes to files.")
+        int | None, typer.Option(metavar="BYTES", help="Memory for state; the rest goes to files.")
     ] = None,
     spill_folder: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Where these files are made; they are gone at the end.")
+        str | None, typer.Option(metavar="FOLDER", help="The folder of these files, which are deleted at the end.")
     ] = None,
 ) -> None:
     """Bring views up to the sealed times of their inputs; without names, all views in one commit."""
@@ -193,8 +193,8 @@ PLAN = Listing(
 @command
 def apply(
     at: Place,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="With a file NAME.sql for each view.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder with a file NAME.sql for each view.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Drop views that have no file, too.")] = False,
     yes: Yes = False,
 ) -> None:

@@ -72,9 +72,9 @@ def read(
 def changes(
     at: Place,
     collection: Name,
-    start: Annotated[str, typer.Argument(metavar="START", help="The first time of interest.")],
+    start: Annotated[str, typer.Argument(metavar="START", help="The first time to read.")],
     until: Annotated[
-        str | None, typer.Argument(metavar="UNTIL", help="The first time that is not; else all that is sealed.")
+        str | None, typer.Argument(metavar="UNTIL", help="The first time to leave out; else all sealed ones are read.")
     ] = None,
     columns: Columns = None,
     where: Where = None,
@@ -104,7 +104,7 @@ def diff(
     at: Place,
     collection: Name,
     first: Annotated[str, typer.Argument(metavar="FIRST", help="A time or moment.")],
-    second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="Another time or moment.")],
     columns: Columns = None,
     where: Where = None,
     limit: Limit = None,
@@ -127,7 +127,7 @@ def tail(
     collection: Name,
     as_of: Annotated[
         str | None,
-        typer.Option("--as-of", metavar="TIME", help="Begin after this time; else with what comes from now on."),
+        typer.Option("--as-of", metavar="TIME", help="Begin after this time; else with the next updates."),
     ] = None,
     until: Annotated[
         str | None, typer.Option("--until", metavar="TIME", help="End when all before this time was shown.")
@@ -153,7 +153,7 @@ def tail(
 def wait(
     at: Place,
     collection: Name,
-    until: Annotated[str, typer.Option("--until", metavar="TIME", help="What is to be sealed: a time, or a moment.")],
+    until: Annotated[str, typer.Option("--until", metavar="TIME", help="The time or moment to wait for.")],
     timeout: Annotated[
         float | None, typer.Option("--timeout", min=0.01, metavar="SECONDS", help="How long to wait; else for ever.")
     ] = None,

@@ -58,11 +58,13 @@ def sql(
     ] = None,
     as_of: Annotated[
         list[str] | None,
-        typer.Option("--as-of", metavar="[NAME=]TIME", help="Of all collections, or of one; may be repeated."),
+        typer.Option(
+            "--as-of", metavar="[NAME=]TIME", help="The time to read all collections at, or NAME; may be repeated."
+        ),
     ] = None,
     time: Annotated[
         str | None,
-        typer.Option("--time", "-t", metavar="TIME", help="Of what a statement changes; else that of its commit."),
+        typer.Option("--time", "-t", metavar="TIME", help="The time of the changes; else that of the commit."),
     ] = None,
     files: Annotated[
         bool, typer.Option("--files", help="Let the query read files and URLs, too, with your rights: read_csv, …")
@@ -73,7 +75,7 @@ def sql(
 ) -> int:
     """Query collections with DuckDB as of one point of the log, or change one: UPDATE, INSERT, …
 
-    Without a query, it is a shell, or carries out what comes from standard input.
+    Without a query, it is a shell, or runs the statements from standard input.
     """
     from persist.compute.query import classify_statement
     from persist.tools.cli.row_output import choose_format
@@ -87,11 +89,11 @@ def sql(
         raise persist.InvalidUsage("--time and --output go with a query: a shell writes to the screen")
     if query is not None and classify_statement(query) is not None:
         if as_of or limit is not None or format or output:
-            raise persist.InvalidUsage("a statement takes --time and --files alone: it gives no rows")
+            raise persist.InvalidUsage("a statement returns no rows, so it takes only the options --time and --files")
         _run_change(at, query, time, files=files)
         return OK
     if query is not None and time is not None:
-        raise persist.InvalidUsage("--time is of what a statement changes: a query is read --as-of a time")
+        raise persist.InvalidUsage("--time is the time of a change: use --as-of to query an earlier time")
     with at.open_reader() as client:
         shell = Shell(at, client, row_format, limit, times, files)
         if query is None:

@@ -15,15 +15,17 @@ from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.text import format_error, print_json, print_remark, print_table, print_text
 from persist.tools.reports.times import make_time_format
 
-HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
+HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="The name of the hold, as `holds` shows it.")]
 
 
 @command
 def hold(
     at: Place,
     collection: Name,
-    name: Annotated[str, typer.Argument(metavar="HOLD", help="What it is called: whoever knows the name can move it.")],
-    time: Annotated[str, typer.Argument(metavar="TIME", help="since stays at or before it.")],
+    name: Annotated[
+        str, typer.Argument(metavar="HOLD", help="The name of the hold, by which it is moved and released.")
+    ],
+    time: Annotated[str, typer.Argument(metavar="TIME", help="The time at or before which since stays.")],
 ) -> None:
     """Keep a time and all later ones readable until the hold is released; repeat to move it."""
     with at.open_writer() as client:
@@ -82,9 +84,7 @@ def compact(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", help="Let times before it be forgotten for good; holds and tags keep theirs. Asks."
-        ),
+        typer.Option(metavar="TIME", help="Drop history before it, after a prompt; holds and tags keep theirs."),
     ] = None,
     memory_budget: Annotated[int | None, typer.Option(metavar="BYTES", help="At most about this much memory.")] = None,
     yes: Yes = False,
@@ -124,7 +124,7 @@ def maintain(
     at: Place,
     every: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0.1, help="Again and again with this pause, until it is interrupted."),
+        typer.Option(metavar="SECONDS", min=0.1, help="Repeat with this pause, until interrupted."),
     ] = None,
 ) -> None:
     """Do due work: refresh views, compact, destroy deleted data, collect garbage."""
@@ -188,7 +188,7 @@ def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
 @command
 def gc(
     at: Place,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, show what would be deleted.")] = False,
 ) -> None:
     """Delete blobs that nothing refers to any more."""
     with at.open_writer() as client:
@@ -199,7 +199,8 @@ def gc(
 
 @command
 def upgrade(
-    at: Place, dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be.")] = False
+    at: Place,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, show what would be done.")] = False,
 ) -> None:
     """Raise the location's format to the newest of this release; older releases then cannot open it."""
     with at.open_reader() if dry_run else at.open_writer() as client:

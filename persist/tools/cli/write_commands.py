@@ -33,13 +33,17 @@ At = Annotated[
     ),
 ]
 TimeOfAll = Annotated[
-    str | None, typer.Option("--time", "-t", metavar="TIME", help="Of all rows, if not that of the commit.")
+    str | None, typer.Option("--time", "-t", metavar="TIME", help="The time of all rows; else that of the commit.")
 ]
 TimeColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the time of each row.")]
-Future = Annotated[bool, typer.Option("--allow-future", help="Take times that are more than a day ahead of the clock.")]
-SealTo = Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last of it.")]
-Token = Annotated[str | None, typer.Option(help="Names the load, which happens once; else the file's contents do.")]
-Ignore = Annotated[list[str] | None, typer.Option("--ignore", metavar="COLUMN", help="Leave out; may be repeated.")]
+Future = Annotated[
+    bool, typer.Option("--allow-future", help="Accept times that are more than a day ahead of the clock.")
+]
+SealTo = Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last commit.")]
+Token = Annotated[str | None, typer.Option(help="A name by which the load happens once; else the file's hash.")]
+Ignore = Annotated[
+    list[str] | None, typer.Option("--ignore", metavar="COLUMN", help="Leave a column out; may be repeated.")
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave rows out that do not fit, and write the others.")]
 Where = Annotated[
     str | None, typer.Option("--where", metavar="CONDITION", help="Such as \"status = 'paid' and amount > 5\".")
@@ -48,10 +52,10 @@ Where = Annotated[
 
 Keys = Annotated[str | None, typer.Option("--keys", metavar="FILE", help="A file with the key columns.")]
 OrderBy = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN", help="With --keyed: of two events of a key, the later by this.")
+    list[str] | None, typer.Option(metavar="COLUMN", help="With --keyed: orders the events of a key; may be repeated.")
 ]
 Tombstone = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="With --keyed: the column that says that its key is deleted.")
+    str | None, typer.Option(metavar="COLUMN", help="With --keyed: the column that marks deleted keys.")
 ]
 Ties = Annotated[
     str, typer.Option(help='With --keyed: of events that are equal in order, "last" to arrive or "greatest" value.')
@@ -75,9 +79,12 @@ def create(
     key: Annotated[
         list[str] | None, typer.Option("--key", "-k", metavar="NAME:TYPE", help="Such as id:int64; may be repeated.")
     ] = None,
-    value: Annotated[list[str] | None, typer.Option("--value", "-v", metavar="NAME:TYPE", help="Likewise.")] = None,
+    value: Annotated[
+        list[str] | None,
+        typer.Option("--value", "-v", metavar="NAME:TYPE", help="Such as amount:float64; may be repeated."),
+    ] = None,
     like: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Take types, and values that are not named, from its columns.")
+        str | None, typer.Option(metavar="FILE", help="A file whose columns have the types; unnamed ones are values.")
     ] = None,
     timeline: Annotated[
         str | None, typer.Option(metavar="UNIT", help="Times are s, ms, us or ns since 1970, not plain numbers.")
@@ -125,7 +132,7 @@ def write(
     file: File,
     time: TimeOfAll = None,
     time_column: TimeColumn = None,
-    diff: Annotated[int | None, typer.Option(help="Of all rows that have no _diff; 1 inserts, -1 retracts.")] = None,
+    diff: Annotated[int | None, typer.Option(help="The diff of rows without _diff: 1 inserts, -1 retracts.")] = None,
     seal: SealTo = None,
     token: Token = None,
     ignore: Ignore = None,
@@ -133,9 +140,9 @@ def write(
     allow_future: Future = False,
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", "-k", metavar="NAME", help="Create it if there is none, with this key; may be repeated."),
+        typer.Option("--key", "-k", metavar="NAME", help="Create a missing collection with this key; may be repeated."),
     ] = None,
-    no_key: Annotated[bool, typer.Option("--no-key", help="Create it if there is none, without a key.")] = False,
+    no_key: Annotated[bool, typer.Option("--no-key", help="Create a missing collection without a key.")] = False,
     mode: Annotated[
         str | None,
         typer.Option(
@@ -145,7 +152,7 @@ def write(
     timeline: Annotated[
         str | None,
         typer.Option(
-            metavar="UNIT", help="Of one that is created: s, ms, us, ns or none; else ms, or none for whole numbers."
+            metavar="UNIT", help="Of a new collection: s, ms, us, ns or none; else ms, or none for whole numbers."
         ),
     ] = None,
     format: Format = None,
@@ -237,7 +244,9 @@ def _load_file(
             has_diffs = plan.diff is not None or "_diff" in read_names(rows)
             plan = replace(plan, mode=choose_write_mode(target.handle, mode, names_key=bool(key), has_diffs=has_diffs))
         if plan.mode == "update":
-            raise persist.InvalidUsage("--mode update: a file has whole rows. Give --mode upsert, or UPDATE in `sql`")
+            raise persist.InvalidUsage(
+                "--mode update cannot write a file of whole rows: use --mode upsert, or `persist sql` with UPDATE"
+            )
         if mode == "error" and target.handle.create is None and not has_begun(target, rows, plan, plan.token):
             raise persist.errors.CollectionExists(collection)
         has_times = plan.time is None and time_column is None and "_time" in read_names(rows)
@@ -335,11 +344,9 @@ def delete(
 def restore(
     at: Place,
     collection: Name,
-    as_of: Annotated[
-        str, typer.Argument(metavar="AS_OF", help="When it held what it shall hold again: a time, a moment or a tag.")
-    ],
+    as_of: Annotated[str, typer.Argument(metavar="AS_OF", help="The time, moment or tag whose contents to restore.")],
     time: At = None,
-    token: Annotated[str | None, typer.Option(help="Names the command, which happens once.")] = None,
+    token: Annotated[str | None, typer.Option(help="A name by which the command happens once.")] = None,
     allow_future: Future = False,
 ) -> None:
     """Make the contents of a collection equal to an earlier time; history stays."""
@@ -356,7 +363,9 @@ def seal(
     at: Place,
     collection: Name,
     upper: Annotated[str | None, typer.Argument(metavar="TIME", help="The first time that stays open.")] = None,
-    for_ever: Annotated[bool, typer.Option("--for-ever", help="Nothing more will ever come.")] = False,
+    for_ever: Annotated[
+        bool, typer.Option("--for-ever", help="Complete the collection: no more updates will come.")
+    ] = False,
     allow_future: Future = False,
 ) -> None:
     """Promise that no more updates come before a time, so that it can be read."""
@@ -388,7 +397,7 @@ def drop(at: Place, collection: Name, yes: Yes = False) -> None:
 def check_format(keys: str | None, format: str | None) -> None:
     """Raise InvalidUsage if there is a format without a file."""
     if keys is None and format is not None:
-        raise persist.InvalidUsage("--format is that of the file of --keys, and there is none")
+        raise persist.InvalidUsage("--format is the format of the file of --keys: add --keys, or leave --format out")
 
 
 def read_keys(

@@ -1,7 +1,7 @@
 """Estimates the cost of a location: recent requests, stored bytes, and the monthly price of both.
 
 This client counts its own requests (`Client.metrics`), not those of other processes. One listing has the size and the
-age of each object. Each object took a PUT of some client. So the PUTs of the last hours are at least as many as their
+age of each object. Each object was created by a PUT of some client, so at least as many PUTs were sent as there are new
 objects.
 
 A large object counts as one request here, though a client may send it in several parts.

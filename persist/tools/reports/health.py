@@ -8,7 +8,7 @@ the newest records. The log lacks the bytes that garbage collection will free, s
   before the least upper of its inputs.
 - *Live* bytes are read for the latest contents: the newest keyframe, and the history after it. The others are history,
   which stays as long as `since` is before its times.
-- History is *kept back* by the least hold or tag of a collection whose `since` would have passed it by now.
+- A hold or tag *keeps back* history if `since` would be later without it. The report names the least of them.
 """
 
 import time
@@ -62,7 +62,7 @@ class LastFailure:
 class ViewLag:
     """How far a view is behind, and which input is furthest behind.
 
-    `behind_s` is None without moments, or before the first seal; `is_due`: a refresh would bring it further.
+    `behind_s` is None without moments, or before the first seal; `is_due`: a refresh would advance it.
     """
 
     view: str
@@ -126,7 +126,7 @@ class WaitingBlobs:
     Attributes:
         why: "dropped", "replaced" by compaction, or "erased": records of the log from before an erasure.
         blobs, bytes: None if they were not listed; see `LISTED_MAX`.
-        given_up_at, until: moments, ISO 8601; approximate, because the collector uses the store's own clock.
+        given_up_at, until: ISO 8601: when they were deleted, and about when gc, by the store's clock, removes them.
         waits_for: "the grace period", a lease with its holder, or "the next gc".
     """
 
@@ -169,7 +169,7 @@ class Health:
     Attributes:
         written_at: when its newest record was made, by the clock of its writer; None if that record is gone.
         clients: the holders of leases, the exclusive writer, and who made the `RECENT` newest records.
-        live_bytes, history_bytes: see the module; waiting_bytes is None if not all of it was listed.
+        live_bytes, history_bytes: see the module. waiting_bytes: None if not all folders were listed.
     """
 
     location: str

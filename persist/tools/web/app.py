@@ -1,5 +1,4 @@
-"""The web application of the page: files, requests of the page, and metrics. All are GET, read only, below a secret
-path."""
+"""The web application of the page: files, requests of the page, and metrics; all are GET, below a secret path."""
 
 import asyncio
 import hmac

@@ -1,4 +1,4 @@
-"""Makes rows as text and the picture of a collection over time and key, for the page and for notebooks, within limits.
+"""Makes texts of rows, and a picture of a collection over time and key, for the page and for notebooks.
 
 All values are texts, because JavaScript has no 64-bit integers, and no value may be taken for another type.
 

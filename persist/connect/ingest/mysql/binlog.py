@@ -8,8 +8,8 @@ MySQL counts the transactions of each server: a set has `uuid:1-5:7`. MariaDB ha
 `domain-server-number`, and numbers of a domain only grow. Both kinds are the same on each server of a group, so a
 source may move to another server.
 
-The *measure* of a set is the number of its transactions, or the sum of the last numbers. Each transaction makes it
-larger. Its time is the measure with it, times `STEP`. So times are the same on each server, and between two of them
+The *measure* of a set is the number of its transactions, or the sum of the last numbers. Each transaction increases the
+measure, and its time is the new measure, times `STEP`. So times are the same on each server, and between two of them
 there are times for moments without transactions.
 """
 
@@ -211,7 +211,7 @@ class _Domains:
         self._last[domain] = (number, server)
 
     def has(self, other: str) -> bool:
-        """Return whether the set contains all transactions of another one, as text."""
+        """Return whether this set contains all transactions of another set, which is text."""
         return all(self._last.get(domain, (0, 0))[0] >= at[0] for domain, at in _Domains(other)._last.items())
 
     def __str__(self) -> str:
@@ -253,7 +253,7 @@ class _Servers:
         self._intervals[server] = merged
 
     def has(self, other: str) -> bool:
-        """Return whether the set contains all transactions of another one, as text."""
+        """Return whether this set contains all transactions of another set, which is text."""
         return all(
             any(first <= low and high <= last for first, last in self._intervals.get(server, []))
             for server, intervals in _Servers(other)._intervals.items()

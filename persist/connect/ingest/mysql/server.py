@@ -191,7 +191,7 @@ class Server:
             if has.upper() != value:
                 raise InvalidUsage(
                     f"{self.name}: the server has {name} = {has}, and {value or 'an empty one'} is needed: SET GLOBAL "
-                    f"{name} = '{value}', or say it in the file of the server. What it has logged before stays as it is"
+                    f"{name} = '{value}', or set it in the server's configuration. Its earlier log stays as it is"
                 )
 
     def load_executed(self, connection: Any) -> Gtids:

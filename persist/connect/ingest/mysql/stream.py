@@ -96,7 +96,7 @@ class BinlogStream:
                 link.forget()
 
     def _check_position(self, connection: Any) -> int:
-        """Raise InvalidUsage unless the server has all transactions to come; return its measure."""
+        """Raise InvalidUsage if the next transaction is not in the log; return the server's measure."""
         server = self._server
         executed = server.load_executed(connection)
         if not executed.has(str(self._gtids)):
@@ -440,7 +440,7 @@ def _read_events(
 
 
 def _decode_rows(event: Any) -> list[tuple[list[Any] | None, list[Any] | None]]:
-    """Return the (old, new) rows of an event of rows."""
+    """Return the (old, new) rows of a row event."""
     columns, kind = event.columns, type(event).__name__
     if columns and columns[0].name is None:
         return []

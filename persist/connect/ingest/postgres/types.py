@@ -145,8 +145,8 @@ class Attributes(StoredProperty, frozen=True):
     """The attribute numbers of composite types, as a collection has them.
 
     Attributes:
-        numbers: by number of the type, the number of each attribute by name.
-        added: by number of the type, as in `PgType`.
+        numbers: {type number: {name of an attribute: its number}}.
+        added: {type number: as in `PgType`}.
     """
 
     NAME = "ingest.attributes"

@@ -12,9 +12,8 @@ client open. For tasks, Spark pickles another instance of the reader. So the rea
 on the driver, not in the constructor. It checks options then, too, because PySpark replaces an error of the constructor
 by its own (4.3: `UnboundLocalError`).
 
-Spark's kinds of limits for a micro-batch do not include a range of times. A batch without a limit (as with
-Trigger.Once) is known by the kind of limit that Spark passes. Any other limit that Spark passes means that the limits
-of the options apply.
+Spark has no limit of a micro-batch by times. If Spark passes `ReadAllAvailable`, as for Trigger.Once, a batch has no
+limit. If it passes another limit, the limits of the options apply.
 """
 
 import logging

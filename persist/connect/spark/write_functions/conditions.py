@@ -79,8 +79,8 @@ class Condition:
             if not (is_counted or is_same(source, target, term)):
                 raise InvalidUsage(
                     f"where={self.text}: Spark would compare {term.child().sql()}, which is "
-                    f"{source.simpleString().upper()}, as {target.simpleString().upper()}, and that can be the same as "
-                    "another value. Give a value of the column's own type, or write the CAST that you mean."
+                    f"{source.simpleString().upper()}, as {target.simpleString().upper()}, in which different values "
+                    "may become equal. Give a value of the column's own type, or write the CAST that you mean."
                 )
         below = [*_iterate_scala(term.children())]
         if name in _SUBQUERIES:
@@ -142,7 +142,7 @@ _FINE = re.compile(r"\.\d{7}")
 
 
 def _to_decimal(value: Any) -> Decimal:
-    """Return a number of Python, or a decimal of Spark."""
+    """Convert a number of Python, or a decimal of Spark, to a Decimal."""
     return Decimal(value) if isinstance(value, int | float) else Decimal(str(value.toString()))
 
 

@@ -93,7 +93,7 @@ def write(
             collection, in any order.
         mode: "append" adds the rows. "overwrite" makes the contents equal to df: it writes the difference from the last
             sealed contents as updates at one time, and history stays. Rows may not repeat a key, but see multiset.
-            "upsert" does so for the keys of df alone. "update" changes the columns that df has, of keys that are there
+            "upsert" does the same for the keys of df only. "update" changes the columns that df has, of keys that exist
             (`Collection.update`), on the driver, in memory in proportion to df. "error" refuses a collection that
             exists. None means "append" for updates and without a key, and "upsert" with key=; without both, a
             collection with a key refuses plain rows.

@@ -60,8 +60,8 @@ def foreach_batch_writer(
 ) -> Callable[[DataFrame, int], None]:
     """Return a function for `writeStream.foreachBatch`, which writes to many collections at once, exactly once.
 
-    One record adds a micro-batch to all of the collections, so readers see it in all or in none. The collections keep
-    in step: plain rows get the time of the commit in all of them. Updates seal all of them to the same time, by the
+    One record adds a micro-batch to all of the collections, so readers see it in all or in none. Plain rows get the
+    time of the commit in all of the collections. Updates seal all of the collections to the same time, after the
     largest time of the batch. Copied checkpoints and similar faults are noticed; see
     `persist.connect.spark.data_source.writers`. A batch that runs again does nothing if any of the collections has it.
 
@@ -75,8 +75,7 @@ def foreach_batch_writer(
         seal, watermark, late, late_collection: for updates and events, as the options of the same names (the last one
             is `late_collection`) for streaming writes.
         query_id: names the query; None takes Spark's id. Needed if one query uses several such functions for one
-            collection, and under Spark Connect, which hides the id, and where simultaneous runs of a query go
-            unnoticed.
+            collection, and under Spark Connect, which hides the id. Simultaneous runs of a query go unnoticed there.
         first_batch: the number of the first batch that is written here, for a query that wrote elsewhere before.
         allow_future: on a timeline, accept times that are more than a day ahead of the clock.
 

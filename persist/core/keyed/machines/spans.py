@@ -54,7 +54,7 @@ class History:
         return tuple(f for f in schema.value.fields if f.name not in (self._from, self._to))
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        """Return the updates that the events cause; see `persist.core.keyed.machine.Machine.step`."""
         schema = touched.schema
         open_rows = touched.present.filter(pc.is_null(touched.present[self._to]))
         groups, times = steps.get_event_groups(touched), steps.get_event_times(touched)
@@ -167,7 +167,7 @@ class Sessions:
         return len(self.event_fields(schema)) > 1
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        """Return the updates that the events cause; see `persist.core.keyed.machine.Machine.step`."""
         schema = touched.schema
         sums = [f.name for f in self.event_fields(schema)[1:]]
         state = self._load_present_sessions(touched, sums)
@@ -201,7 +201,7 @@ class Sessions:
         return _Spans(steps.get_present_groups(touched), values[0], values[1], values[2:])
 
     def _make_point_sessions(self, touched: Touched, sums: list[str]) -> "_Spans":
-        """Return events as sessions of one moment."""
+        """Return each event as a session of its own, at its moment."""
         moments = combine_chunks(touched.events[self._at])
         live = make_boolean_array(~steps.mark_deletions(touched))
         if pc.any(pc.and_(moments.is_null(), live), min_count=0).as_py():

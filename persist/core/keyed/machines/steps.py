@@ -101,7 +101,7 @@ def number_distinct_rows(tables: Sequence[pa.Table], names: Sequence[str]) -> li
 def iterate_rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
     """Yield the events of each group's first time, then of each group's second time, and so on, as row numbers.
 
-    So work that depends on earlier times runs for all groups at once, in as many rounds as a group has times.
+    Work that depends on earlier times runs for all groups at once, in as many rounds as a group has times.
     """
     if not len(groups):
         return
@@ -151,7 +151,7 @@ class AppendDistinct:
         return schema.value.fields
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        """Return the updates that the events cause; see `persist.core.keyed.machine.Machine.step`."""
         groups, times, is_deletion = get_event_groups(touched), get_event_times(touched), mark_deletions(touched)
         present = get_present_groups(touched)
         by = touched.schema.value_names if self._by is None else self._by
@@ -203,7 +203,7 @@ class InsertIfAbsent:
         return schema.value.fields
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        """Return the updates that the events cause; see `persist.core.keyed.machine.Machine.step`."""
         groups, times, is_deletion = get_event_groups(touched), get_event_times(touched), mark_deletions(touched)
         present = get_present_groups(touched)
         is_present = np.bincount(present, minlength=touched.groups) > 0
@@ -259,11 +259,11 @@ class Checked:
         )
 
     def may_refuse(self, schema: CollectionSchema) -> bool:
-        """Return whether a difference is refused."""
+        """Return whether an event with a wrong old row is refused."""
         return self._policy == "fail"
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`.
+        """Return the updates that the events cause; see `persist.core.keyed.machine.Machine.step`.
 
         Raises BeforeDiffers: an old row differs, and the policy is "fail".
         """
@@ -396,7 +396,7 @@ class PerKey:
         return schema.value.fields if self._event is None else Side.of(self._event, "value").fields
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        """Return the updates that the events cause; see `persist.core.keyed.machine.Machine.step`."""
         schema = touched.schema
         # A codec's objects belong to the collection's value, and an event may have other fields.
         side = schema.value if self._event is None else Side(self.event_fields(schema))
