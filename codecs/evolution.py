@@ -503,7 +503,7 @@ def _rebuild_side(before: Side, columns: list[Column]) -> Side:
 def _collect_defaults(
     schema: CollectionSchema, columns: list[Column], added: Mapping[int, str], given: Mapping[str, Any]
 ) -> tuple[tuple[int, str], ...]:
-    """Return all columns' defaults, in written form, after a change of the schema."""
+    """Return all columns' defaults, in JSON form, after a change of the schema."""
     if unknown := sorted({*given} - {*added.values()}, key=repr):
         raise SchemaMismatch(
             f"defaults= names {unknown[0]!r}, which is not added: a default is the value of an added column in "

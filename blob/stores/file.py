@@ -201,7 +201,7 @@ class FileBlob:
     # Writing.
 
     def _write_file(self, key: str, value: bytes, publish: Callable[[str, str], None]) -> bool:
-        """Write a file; `publish` gives it its name. Return False if a file was kept."""
+        """Write a file; `publish` gives it its name. Return False if an older file stays."""
         path = self._make_path(key)
         temporary = os.path.join(self._root, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
         may_be_unsynced = False

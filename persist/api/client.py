@@ -254,7 +254,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
             indexes: "auto" creates the indexes of the inputs by which refreshes look records up, such as the facts of a
                 changed dimension. The indexes stay when the view is dropped; see `Collection.index`. A new view then
                 also stores the counts and totals of its groups, from which refreshes continue.
-            memory_budget, spill_folder: of this handle, not of the view; see `view`.
+            memory_budget, spill_folder: options of this handle, not of the view; see `view`.
 
         Warns:
             persist.sql.UnboundedState: it joins two growing inputs without a key; the text has the number of pairs.
@@ -300,7 +300,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
             files: let the query read files, URLs and frames, and COPY write files, with your rights: a table that is
                 not a collection is a variable of the caller. Without it, it reads collections alone, and DuckDB loads
                 no extension.
-            time: of the changes of a statement; None means the time of its commit.
+            time: the time of a statement's changes; None means the time of its commit.
 
         Raises:
             InvalidUsage: DuckDB is not installed, or refuses the query; or as_of is set for a statement, or time for a
@@ -447,7 +447,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
             sql: serve Flight SQL, for tools with a driver for it (`docs/use/sql.md`). `persist.sql.QueryLimits` bounds
                 the memory, the seconds and the rows of one query, also for Postgres clients. Eight run at a time.
             iceberg_properties: sent to readers of Iceberg with each table, such as credentials of S3.
-            format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
+            format_version: the version of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
             slow_s: a client that does not read its answer for so many seconds is disconnected.
 
         Raises:

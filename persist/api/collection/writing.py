@@ -307,7 +307,7 @@ class WritingCalls(KeyedCalls):
             keys: the keys of the records to retract, as `Snapshot.get` takes them: `[1, 2]`. If the collection is keyed
                 with `order_by`, rows with the key and the columns of order_by.
             where: instead of keys, a condition that is true for the records to retract; as for `overwrite`.
-            time: of the retractions; as for `overwrite`.
+            time: the time of the retractions, as for `overwrite`.
 
         Returns, raises: as `overwrite`.
         """

@@ -433,7 +433,7 @@ def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment |
 
     Args:
         rewritten: gets a reader of the contents; returns the removed and the new rows, or None for no change.
-        time: of the difference; None for the time of the commit.
+        time: the time of the difference; None for the time of the commit.
     """
     future = commit_one(handle, "sql", WriteOptions(), lambda commit: commit.rewrite(handle, rewritten, time=time))
     if handle.keyed is not None and isinstance(future.exception(), Unchanged):

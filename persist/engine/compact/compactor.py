@@ -383,11 +383,9 @@ class _Attempt:
         self._contents = contents
 
     def make_conditions(self, step: kinds.Replace) -> tuple[ExpectErasures, ExpectRuns]:
-        """Return the conditions under which a step may be committed.
+        """Return the conditions that nothing was erased, and that a step's removed runs have the same parts.
 
-        Nothing was erased, and the runs that the step removes still have the same parts.
-
-        The second condition matters, because a merged run keeps the number of its first part.
+        Numbers do not show the latter: a merged run keeps the number of its first part.
         """
         runs = tuple(run for run in self._contents.history if run[0] in step.removed_runs)
         id_ = self._contents.id

@@ -155,7 +155,7 @@ class PartEraser:
     """Plans the erasure of records of one collection, again for each newer state.
 
     Args:
-        collection: its id.
+        collection: the id of the collection.
         maker, writer, reader: make parts, store small ones, and read them.
     """
 

@@ -225,7 +225,8 @@ def list_checkpoints_beyond_log(blob: Blob) -> list[int]:
     """Return the seqnos of checkpoints of records that the log lacks, newest first.
 
     A client whose location was rolled back while it wrote a checkpoint leaves such a checkpoint, and perhaps records
-    after it. The list is empty if the log alone does not determine the state. Cost: a page of LIST and three GETs if
+    after it. The list is empty if the log has no record of any checkpoint and does not
+    begin at 0, because then it cannot replace them. Cost: a page of LIST and three GETs if
     there are none.
     """
 

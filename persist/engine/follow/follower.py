@@ -70,7 +70,7 @@ class Follower(KnownCollections):
             poll_s: the longest pause of threads that wait for a record; see `Settings.poll_s`.
             pool: makes several requests at once. Its threads must not wait for the follower's lock, which callers hold.
             cache: keeps state objects and tokens.
-            policy: of a location whose log has none; see `Tuning.policy`.
+            policy: the policy if the log has none; see `Tuning.policy`.
 
         Cost: two pages of LIST, and a GET for the checkpoint, for each of its directory objects, and for each later
         record, or else its own record. At a remote store, they take as long as three or four requests.

@@ -95,7 +95,7 @@ class CheckedUploads:
 
 
 class KnownNames:
-    """The cache of a collector between two garbage collections.
+    """The names in checkpoints that a collector caches between two garbage collections.
 
     Attributes:
         hashes: int64[names] in each checkpoint but the newest, by its pointer.
@@ -184,7 +184,7 @@ class Names:
         A useless checkpoint names a deleted object: it was stored when newer checkpoints existed.
 
         Args:
-            seqnos: of the checkpoints; the newest one is skipped.
+            seqnos: the seqnos of all checkpoints; the newest one is skipped.
             present: keys that were listed.
         """
         keys = [*present]
