@@ -50,7 +50,7 @@ class Tuning:
         compaction_interval_s: how often a client looks for work in the collections that it uses; it checks all others
             with each garbage collection.
         attempts_max: how often a request is tried in all, without throttled attempts.
-        policy: of a location whose log has none. All clients must use the same.
+        policy: the policy of a location whose log has none. All clients must use the same.
 
     Raises InvalidUsage: a value does not fit.
     """
