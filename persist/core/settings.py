@@ -97,7 +97,7 @@ class Settings:
         memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB. The
             client's cache takes up to half of it, until the client is closed. A whole result takes memory beyond it.
         cache_folder, cache_folder_bytes: a folder for blobs and decoded rows of look-ups, which all processes with this
-            folder share; and the limit of both together. It must be on a local disk, because a process crashes if a
+            folder share; and the limit of both together. It must be on a local disk: a process crashes if a
             mapped file cannot be read. None for no folder.
         gc_interval_s: the time between two garbage collections by one client.
         poll_s: the longest pause between two reads of the log by a waiting client. "by store" is 5 ms where a read

@@ -193,8 +193,8 @@ class Timeline:
         `is_number`: whether the caller passed a number; False if unknown.
 
         Raises:
-            InvalidUsage: it is before 1990 or after 2199, and is a number, or would be plausible in another unit; or it
-                is more than a day ahead of the clock without `allow_future`.
+            InvalidUsage: the time is before 1990 or after 2199, and is a number, or plausible in another unit; or it is
+                more than a day ahead of the clock without `allow_future`.
         """
         if not _MEANT_S[0] <= time // self.per_second < _MEANT_S[1]:
             timelines = (Timeline(unit) for unit in TIME_UNITS)
