@@ -82,11 +82,9 @@ def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
 def build_index(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = None) -> Index:
     """Build an index as of the last sealed time, in one commit.
 
-    Args:
-        old: the index that the new one replaces, if any.
+    `old`: the index that the new one replaces, if any.
 
-    Raises:
-        CollectionExists: another client has built it.
+    Raises CollectionExists: another client has built it.
     """
     drops = [] if old is None else make_drop_steps(handle.engine, [old.contents])[0]
     contents = handle.contents()

@@ -27,8 +27,7 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
 
     DuckDB writes a temporary file in the same folder, and renames it when it has all rows.
 
-    Args:
-        variables: as for `QueryResult`; None refuses to write a file.
+    `variables`: as for `QueryResult`; None refuses to write a file.
     """
     match = _COPY.match(sql)
     if variables is None:

@@ -174,7 +174,7 @@ class Readable:
 
 
 def find_shared_timeline(inputs: Iterable[Readable]) -> str | None:
-    """Return the timeline of all inputs; numbers if they differ."""
+    """Return the timeline of all inputs; None, which means numbers, if they differ."""
     timelines = {readable.timeline for readable in inputs}
     return timelines.pop() if len(timelines) == 1 else None
 
