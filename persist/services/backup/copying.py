@@ -335,7 +335,7 @@ class _Copier:
             raise InvalidUsage(f"{what} has records that the location lacks: another client wrote to it. {advice}")
         ours, target_record = (self._record(blob, before.seqno) for blob in (self._source, self._target))
         if ours is not None and ours != target_record:
-            raise InvalidUsage(f"{what} has another record {before.seqno}: another client wrote to one of the two. {advice}")
+            raise InvalidUsage(f"{what} has another record {before.seqno}: another client wrote to one. {advice}")
 
     @staticmethod
     def _record(blob: Blob, seqno: int) -> bytes | None:
