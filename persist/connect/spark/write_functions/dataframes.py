@@ -364,6 +364,7 @@ def _delete_keyed(planned: PlannedWrite, keys: DataFrame | None) -> None:
 
 
 def _list_fields(schema: CollectionSchema) -> pa.Schema:
+    """Return the Arrow fields of all columns."""
     return pa.schema([schema.arrow.field(name) for name in schema.names])
 
 
