@@ -92,6 +92,7 @@ def _iterate_time_units(kind: pa.DataType) -> Iterator[str]:
 
 
 def _to_microseconds(kind: pa.DataType) -> pa.DataType:
+    """Return a type of times in microseconds."""
     if pat.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     return pa.time64("us") if pat.is_time(kind) else pa.duration("us")

@@ -52,8 +52,7 @@ class Tuning:
         attempts_max: how often a request is tried in all, without throttled attempts.
         policy: of a location whose log has none. All clients must use the same.
 
-    Raises:
-        InvalidUsage: a value does not fit.
+    Raises InvalidUsage: a value does not fit.
     """
 
     hold_linger_s: _Seconds = 5.0
@@ -73,7 +72,7 @@ class Tuning:
 
 
 def _wrap_policy_errors(settings: type[T]) -> type[T]:
-    """Make a settings class name the place of an invalid value in errors."""
+    """Make a class refuse arguments of `Policy`, with a hint to `set_policy`."""
     init: Callable[..., None] = settings.__init__
 
     @wraps(init)
@@ -176,7 +175,7 @@ def open_storage(
 
 
 class _Borrowed:
-    """A store that its owner closes."""
+    """A store that the user opened: `close` leaves it open."""
 
     def __init__(self, inner: Blob) -> None:
         self._inner = inner
@@ -192,6 +191,7 @@ class _Borrowed:
 
 
 def _open_store(location: Location, options: Mapping[str, Any] | None, retry_s: float) -> Blob:
+    """Open the store of a URL or path; wrap an opened store."""
     if isinstance(location, (str, os.PathLike)):
         return open_blob(os.fspath(location), options, attempt_s=retry_s)  # No attempt takes longer than all may.
     if not callable(getattr(location, "create", None)):

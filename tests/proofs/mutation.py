@@ -70,6 +70,7 @@ ROOMS = {
     ],
     "engine/hold": ["tests/engine/hold"],
     "services/serve": ["tests/services/serve"],
+    "blob": ["tests/blob", "tests/services/serve/test_served_store.py"],
     "engine/upkeep": ["tests/engine/upkeep"],
     "core/keyed": ["tests/core/keyed"],
     "connect/envelopes": ["tests/connect/envelopes"],
@@ -101,7 +102,7 @@ ROOMS = {
 } | {
     room: [f"tests/{room}"]
     for room in (
-        *("blob", "codecs", "services/backup", "services/erase", "services/fsck"),
+        *("codecs", "services/backup", "services/erase", "services/fsck"),
         *("services/publish", "connect/egress", "connect/ingest", "tools/cli"),
     )
 }

@@ -51,6 +51,7 @@ def read_function_name(node: Json) -> str:
 
 @cache
 def _list_definite_functions() -> frozenset[str]:
+    """Return DuckDB's scalar functions that depend on their arguments alone."""
     with get_calculator().cursor() as connection:
         rows = connection.execute(
             "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'scalar'"
@@ -79,7 +80,7 @@ def is_nested(kind: Json) -> bool:
 
 
 def is_only_in_duckdb(kind: Json) -> bool:
-    """Return whether only DuckDB's own calls may use values of a type."""
+    """Return whether a type exists only inside DuckDB's own expressions, not in views."""
     return kind.get("id") in (*_WITHIN, "ENUM", "UNION") or any(map(is_only_in_duckdb, _list_parts(kind)))
 
 
@@ -89,7 +90,7 @@ def is_json(kind: Json) -> bool:
 
 
 def is_cast_checked_late(given: Json, kind: Json) -> bool:
-    """Return whether DuckDB accepts a cast, checking only actual values."""
+    """Return whether DuckDB accepts a cast when it binds, and checks the values later."""
     names = given.get("id"), kind.get("id")
     special = [name for name in names if name in (*_WITHIN, "ENUM", "UNION")]
     if special and not {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
@@ -119,8 +120,10 @@ def _list_parts(kind: Json) -> list[Json]:
 
 
 def format_type(kind: Json, *, is_named: bool = False) -> str:
-    """Return DuckDB's name of a type of a plan; with is_named, the type of its values in Arrow, where fields have
-    names.
+    """Return DuckDB's name of a type of a plan.
+
+    `is_named`: return the type of its values in Arrow, where all fields have names.
+
     """
     if is_json(kind):
         return "JSON"
@@ -146,7 +149,7 @@ def format_type(kind: Json, *, is_named: bool = False) -> str:
 
 
 def differs_in_arrow(kind: Json) -> bool:
-    """Return whether a type, or a type inside it, is another one in Arrow."""
+    """Return whether Arrow represents a type, or a type inside it, by another type."""
     return (
         is_json(kind)
         or is_only_in_duckdb(kind)
@@ -159,8 +162,8 @@ class SqlText:
     """Translates an expression of a plan to SQL text, and collects its columns.
 
     Args:
-        term: makes a term of a node.
-        refuse: raises the refusal of a node.
+        term: returns a node as a term, for a column of the text.
+        refuse: raises the error for an unsupported node.
         is_own: tests whether DuckDB computes a node.
         check: refuses a node with unknown members.
     """
@@ -305,7 +308,7 @@ class SqlText:
         ]
 
     def _format_lambda(self, children: Sequence[Json], at: int, more: int) -> list[str]:
-        """Return arguments with a lambda, and more arguments after it; its outer columns come last."""
+        """Return the arguments of a call whose argument `at` is a lambda, with `more` after it."""
         function = children[at]
         self._check(function)
         count = function["parameter_count"]
@@ -331,8 +334,10 @@ def _is_number(node: Json) -> bool:
 
 
 def _read_type_id(node: Json) -> Any:
+    """Return DuckDB's name of the type of a node's result; None without one."""
     return (node.get("return_type") or {}).get("id")
 
 
 def _format_literal(text: str) -> str:
+    """Return a text as a literal of SQL."""
     return "'" + text.replace("'", "''") + "'"

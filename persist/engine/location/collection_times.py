@@ -68,7 +68,7 @@ class CollectionTimes(ABC):
 
     @property
     def clocked_timeline(self) -> Timeline | None:
-        """The timeline with the client's clock, so that updates may have words for times."""
+        """The timeline with the client's clock, for times in words such as "now"."""
         return None if self.timeline is None else replace(self.timeline, wall_ms=self.engine.clock.wall_ms)
 
     def as_time(self, what: str, value: int | Moment | Antichain) -> int:
@@ -119,12 +119,13 @@ class CollectionTimes(ABC):
         return parse_time(value, self.timeline)
 
     def _find_times_of_moments(self, what: str, value: Any) -> MomentMap | Timeline:
+        """Return the collection's converter of moments; raise InvalidUsage without one."""
         return self._load_moment_map() or self._get_timeline(what, value)
 
     def as_bound(self, what: str, value: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
         """Like `as_time`, with the first time that is not before a moment: the bound of an interval.
 
-        A frontier is a bound, too: its time, or the end of all times if it is empty. "latest" is upper.
+        A frontier is also a bound: its time, or the end of all times if it is empty. "latest" means upper.
         """
         if self._means_last_sealed(value):
             return self.contents().upper

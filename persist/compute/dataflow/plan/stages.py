@@ -23,7 +23,7 @@ from persist.core.expression.term import Call, Col, Lit, Term
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Compute columns from columns."""
+    """Replace all columns by the results of expressions."""
 
     outputs: tuple[tuple[str, Term], ...]
 
@@ -98,7 +98,7 @@ class FlatMap:
     Attributes:
         gives: the function's results: "records", "diffs" (pairs of record and diff) or "updates" (triples of record,
             time and diff); times are joined with the time of the update, and diffs multiplied with its diff.
-        dimensions: of the times of the program.
+        dimensions: how many dimensions the program's times have.
     """
 
     function: Callable[[Any], Any]
@@ -241,8 +241,8 @@ def trace_columns(stages: Sequence[Stage], columns: Sequence[str], names: Sequen
     """Return for each result the input column that it copies, or None.
 
     Args:
-        columns: before the stages.
-        names: of the results.
+        columns: the names before the stages.
+        names: the names of the results.
     """
     places = dict(zip(columns, range(len(columns)), strict=True))
     for stage in stages:
@@ -328,13 +328,15 @@ def make_stage_key(stage: Stage) -> Hashable:
 
 
 def _check_integer(what: str, expression: Term, input_schema: pa.Schema, operator: str) -> None:
+    """Raise SchemaMismatch unless an expression fits int64; `what` names it in the message."""
     kind = infer_type(expression, input_schema, operator)
     if not pat.is_integer(kind):
-        raise SchemaMismatch(f"{operator}: {what} is an integer, and {expression} is of type {kind}")
+        raise SchemaMismatch(f"{operator}: {what} must be an integer, but {expression} is of type {kind}")
     if pat.is_uint64(kind):
-        raise SchemaMismatch(f"{operator}: {what} fits int64, and {expression} is of type {kind}: cast it to int64")
+        raise SchemaMismatch(f"{operator}: {what} must fit int64, but {expression} is of type {kind}: cast it to int64")
 
 
 def _describe_assignment(name: str, expression: Term) -> str:
+    """Return `name=expression`, or the name alone if it is that column."""
     text = str(expression)
     return text if text == name else f"{name}={text}"

@@ -48,9 +48,11 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         raise NotImplementedError
 
     def _read(self) -> Iterator[pa.Table]:
+        """Yield the whole result as tables of bounded size; subclasses implement this."""
         raise NotImplementedError
 
     def _tables(self) -> Generator[pa.Table, None, None]:
+        """Yield the tables of `_read`, with progress reports and explained errors."""
         with self._reading.explain_missing(), report_work("read", self._reading.name, streams=True) as done:
             for table in self._read():
                 done(table.num_rows)
