@@ -66,8 +66,8 @@ def open(
         reentrance_id: in mode "exclusive", names the one writer across its restarts: a client with the same id takes
             over at once. None means that only force takes over.
         force: in mode "exclusive", take over from the client that has the location. That client is fenced off.
-        seqno: in mode "read", see the location as it was after this record of the log, and nothing later, so that
-            reads of several collections belong together. The log must still keep that record.
+        seqno: in mode "read", see the location as it was after this record of the log, and nothing later, so that reads
+            of several collections belong together. The log must still keep that record.
         settings: times and sizes; see `Settings`.
         clock: replaces the machine's clocks, for tests; see `docs/use/python.md`, "Moments".
         notify: a server (`Client.serve`) that announces new records, as its URL or a `Notify`, so that followers need
@@ -295,8 +295,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
 
         Args:
             query: SQL that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
-            as_of: a time for all collections, or a dict of times by name, where "" means all others. None means
-                the latest sealed time of each.
+            as_of: a time for all collections, or a dict of times by name, where "" means all others. None means the
+                latest sealed time of each.
             files: let the query read files, URLs and frames, and COPY write files, with your rights: a table that is
                 not a collection is a variable of the caller. Without it, it reads collections alone, and DuckDB loads
                 no extension.

@@ -34,8 +34,7 @@ class ReadingTogether:
 
         Args:
             collections: collections of this client, or names; each with a time or moment. None is the latest sealed
-                time
-                of each, in one state of the location: a commit that sealed several of them is in all or in none.
+                time of each, in one state of the location: a commit that sealed several of them is in all or in none.
             timeout_s: how long to wait for times to be sealed; None waits without limit.
 
         Returns:

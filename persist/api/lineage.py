@@ -56,7 +56,7 @@ def has_target() -> bool:
 
 
 def start_lineage(engine: Engine) -> "Lineage | None":
-    """Send lineage events of a client's commits; None, with a warning, without the package."""
+    """Start to send lineage events of a client's commits; return None, with a warning, without the package."""
     try:
         from openlineage.client import OpenLineageClient
     except ImportError:

@@ -166,7 +166,6 @@ def describe_error(error: Exception) -> str:
 
 
 def _add_article(kind: str) -> str:
-    """Return a noun with "a" or "an"."""
     return f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
 
 
@@ -242,7 +241,6 @@ def _encode_members(text: bytes, decode: Callable[[bytes], Any], encode: Sequenc
 
 
 def _get_address(view: bytes | memoryview) -> int:
-    """Return the memory address of bytes."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 

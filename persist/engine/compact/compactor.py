@@ -8,8 +8,8 @@ diffs are compared, which shows a slice that was lost or read twice.
 After large work, and after each collection of garbage, `release_unused_memory` returns memory to the operating system.
 Allocators keep freed memory for reuse. After a compaction that is often ten times the memory in use, and the next
 compaction may be hours away. Small pieces of work also leave free memory in the heaps of all threads, which grows for
-months. Reads and writes do not return memory: the next ones would request the same pages again, which costs more
-than it saves.
+months. Reads and writes do not return memory: the next ones would request the same pages again, which costs more than
+it saves.
 """
 
 import ctypes

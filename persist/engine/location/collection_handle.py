@@ -88,7 +88,7 @@ class CollectionHandle(CollectionTimes):
 
     @property
     def name(self) -> str:
-        """Its known name; if it was dropped, the name that it was loaded by."""
+        """The known name of the collection; if it was dropped, the name that it was loaded by."""
         entry = self.engine.follower.entry(self.id)
         return self.loaded_as if entry is None else entry.name
 

@@ -1,7 +1,7 @@
 """One location, open in one process: a client's resources, and the basic operations.
 
-`persist.open` makes it; it is `Client.engine`. Its operations identify collections by id; operations on one
-collection are in `CollectionHandle`.
+`persist.open` makes it; it is `Client.engine`. Its operations identify collections by id; operations on one collection
+are in `CollectionHandle`.
 """
 
 import os

@@ -27,8 +27,8 @@ If one of these records has been truncated, the client's state is old. The clien
 checkpoint, and ignores its record if the slot has been truncated.
 
 If one is missing otherwise, the client stops. Its own record stays beyond the end of the log, because deleting it could
-harm another client; `fsck` sets it aside. A restore that removes the preceding record only after that look ran
-at the same time as the commit, and is not detected.
+harm another client; `fsck` sets it aside. A restore that removes the preceding record only after that look ran at the
+same time as the commit, and is not detected.
 """
 
 from collections.abc import Callable

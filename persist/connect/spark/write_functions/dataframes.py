@@ -266,7 +266,7 @@ def _check_kept_keys(df: DataFrame, planned: PlannedWrite, condition: Condition)
 
 
 def retract(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
-    """Return the last sealed records that match a condition, with negated diffs; None without any.
+    """Return the last sealed records that match a condition, with negated diffs.
 
     A record becomes two rows if its negated diff exceeds int64. Returns None if nothing was sealed yet.
     """
@@ -364,7 +364,6 @@ def _delete_keyed(planned: PlannedWrite, keys: DataFrame | None) -> None:
 
 
 def _list_fields(schema: CollectionSchema) -> pa.Schema:
-    """Return the Arrow fields of all columns."""
     return pa.schema([schema.arrow.field(name) for name in schema.names])
 
 
