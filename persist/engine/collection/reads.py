@@ -126,8 +126,7 @@ def changes(
 ) -> Changes:
     """Return the updates with `start <= time < until`; see `Collection.changes` for arguments and errors.
 
-    Args:
-        raw: include tombstones.
+    `raw`: include tombstones.
     """
     check_changes_form(form)
     moments = handle.moments(times)
