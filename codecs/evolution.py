@@ -363,7 +363,7 @@ def _list_codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
 def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
     """Return whether a later version only adds columns, so that earlier updates keep their meaning.
 
-    Structs may have more fields.
+    Structs may also gain fields.
     """
     named = dict(zip(after.ids, zip(after.names, after.shapes, strict=True), strict=True))
     return [i for i in after.ids if i in set(before.ids)] == list(before.ids) and all(

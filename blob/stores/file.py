@@ -75,7 +75,7 @@ class FileBlob:
     Args:
         path: the folder.
         fsync: False trades durability for speed; only for tests.
-        file_mode, folder_mode: rights of new files and folders, whatever the umask; the owner's must be complete.
+        file_mode, folder_mode: rights of new files and folders, for any umask; the owner's rights must be complete.
             With 0o660 and 0o2770, a group shares a location. Text has octal digits: "0640".
     """
 

@@ -193,7 +193,7 @@ def _refresh_indexes(handle: CollectionHandle, least_rows: int) -> None:
 
 
 def _is_refresh_due(index: Index, contents: CollectionState, least_rows: int) -> bool:
-    """Return whether an index lacks the changes of at least so many rows."""
+    """Return whether an index lags by enough rows or parts, or has other columns."""
     if index.contents.upper >= contents.upper:
         return not index.fits(contents.schema)
     new = [part for part in contents.history_parts if part.time_max > index.as_of]

@@ -89,7 +89,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Definition":
-        """Return the definition from its stored form."""
+        """Return the definition from its stored form. Raises IncompatibleVersion: it is newer."""
         if stored.get("version") not in (1, VERSION):
             raise IncompatibleVersion("the definition of a view", stored.get("version", 0), VERSION)
         program = stored.get("program")

@@ -187,9 +187,9 @@ OPTIONS = (
 )  # fmt: skip
 
 
-def split_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
+def split_options(texts: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
     """Return the location, the options of the store, and the other options, with lower-case names."""
-    lower = {name.lower(): text for name, text in given.items()}
+    lower = {name.lower(): text for name, text in texts.items()}
     if "provider" in lower:
         raise InvalidUsage(
             "Spark does not pass on the options of a table that was made by CREATE TABLE … USING persist: use a table "
@@ -286,9 +286,9 @@ class ReadOptions:
     storage: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "ReadOptions":
+    def of(cls, texts: Mapping[str, str]) -> "ReadOptions":
         """Parse and check the options that a user passed to Spark."""
-        options = _parse_options(given, "read")
+        options = _parse_options(texts, "read")
         form = options.values["form"]
         of_contents = {"start", "until", "times"}
         unfit = {
@@ -324,9 +324,9 @@ class StreamOptions(SourceOptions):
     times: Times = "int"
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "StreamOptions":
+    def of(cls, texts: Mapping[str, str]) -> "StreamOptions":
         """Parse and check the options that a user passed to Spark."""
-        options = _parse_options(given, "stream")
+        options = _parse_options(texts, "stream")
         values, form = options.values, options.values.get("form")
         if form is None:
             raise InvalidUsage(
@@ -373,9 +373,9 @@ class WriteOptions(SinkOptions):
     late_collection: str | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "WriteOptions":
+    def of(cls, texts: Mapping[str, str]) -> "WriteOptions":
         """Parse and check the options that a user passed to Spark."""
-        options = _parse_options(given, "write")
+        options = _parse_options(texts, "write")
         values = options.values
         upserts, late = values.pop("mode") == "upsert", values.get("late")
         options.refuse({"key"} if upserts else set(), 'mode="upsert": create a keyed collection with Client.create')

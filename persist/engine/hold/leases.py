@@ -477,8 +477,6 @@ class Leases:
         for group in groups:
             steps = [*(begins if alone is None else []), *(step for id_ in group for step in planned[id_])]
             futures.append(self._commit(steps, {id_: holds[id_].name for id_ in group}))
-        for future in futures:
-            future.exception()
         self._note_lease_start(lease, begins, futures[0] if alone is None else alone)
         return futures
 

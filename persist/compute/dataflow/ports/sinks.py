@@ -78,7 +78,7 @@ class Outputs:
 
     @property
     def resume_time(self) -> int | None:
-        """The least upper of the outputs, where a restart continues; None if one was never sealed."""
+        """The least upper of the sealed outputs, where a restart continues; None if none is sealed."""
         uppers = [output.upper for output in self.every if 0 < output.upper < END]
         return min(uppers, default=None)
 
