@@ -108,7 +108,7 @@ class Cache:
             return None
 
     def _put(self, key: _Key, value: Any, size: int, *, is_needed: bool) -> None:
-        """Replace the value of a key."""
+        """Cache a value, replacing the key's earlier value."""
         with self._lock:
             self._drop_value(key)
             if self._clock.monotonic_s() - self._began_s >= self._idle_s:

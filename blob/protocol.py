@@ -168,7 +168,7 @@ def delete_one_by_one(blob: Blob, page: Sequence[str]) -> Mapping[str, PersistEr
 
 
 class BlobLayer:
-    """The base of stores that wrap another one, the inner store."""
+    """The base of stores that wrap another store, the inner one."""
 
     def __init__(self, inner: Blob) -> None:
         self._inner = inner

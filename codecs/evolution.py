@@ -363,7 +363,7 @@ def _list_codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
 def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
     """Return whether a later version only adds columns, so that earlier updates keep their meaning.
 
-    Structs may have more fields.
+    Structs may also gain fields.
     """
     named = dict(zip(after.ids, zip(after.names, after.shapes, strict=True), strict=True))
     return [i for i in after.ids if i in set(before.ids)] == list(before.ids) and all(
@@ -503,7 +503,7 @@ def _rebuild_side(before: Side, columns: list[Column]) -> Side:
 def _collect_defaults(
     schema: CollectionSchema, columns: list[Column], added: Mapping[int, str], given: Mapping[str, Any]
 ) -> tuple[tuple[int, str], ...]:
-    """Return all columns' defaults, in written form, after a change of the schema."""
+    """Return all columns' defaults, in JSON form, after a change of the schema."""
     if unknown := sorted({*given} - {*added.values()}, key=repr):
         raise SchemaMismatch(
             f"defaults= names {unknown[0]!r}, which is not added: a default is the value of an added column in "

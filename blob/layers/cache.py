@@ -52,7 +52,7 @@ class CacheCount:
         corrupt: entries that were damaged.
         disk_errors: reads and writes of the folder that failed; then a value is only not cached.
         memory_bytes: the size of the values in memory now.
-        folder_bytes: of the folder, all processes together, as far as this object knows.
+        folder_bytes: the size of the folder, all processes together, as far as this object knows.
     """
 
     hits: int = 0

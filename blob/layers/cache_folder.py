@@ -59,7 +59,7 @@ class BoundedFolder:
     Attributes:
         evictions, disk_errors: how many files this object has removed to make room, and how many requests the disk
             refused.
-        bytes: of the folder, all processes together, as far as this object knows.
+        bytes: the size of the folder, all processes together, as far as this object knows.
     """
 
     def __init__(self, folder: str | os.PathLike[str], bytes_max: int, clock: Clock) -> None:

@@ -172,7 +172,7 @@ class _Tally:
         self._histogram = LatencyHistogram()
 
     def add(self, seconds: float, *, errors: int, moved: int) -> None:
-        """Add one call."""
+        """Add one call to the sums."""
         with self._lock:
             self._errors += errors
             self._bytes += moved

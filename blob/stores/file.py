@@ -75,7 +75,7 @@ class FileBlob:
     Args:
         path: the folder.
         fsync: False trades durability for speed; only for tests.
-        file_mode, folder_mode: rights of new files and folders, whatever the umask; the owner's must be complete.
+        file_mode, folder_mode: rights of new files and folders, for any umask; the owner's rights must be complete.
             With 0o660 and 0o2770, a group shares a location. Text has octal digits: "0640".
     """
 
@@ -201,7 +201,7 @@ class FileBlob:
     # Writing.
 
     def _write_file(self, key: str, value: bytes, publish: Callable[[str, str], None]) -> bool:
-        """Write a file; `publish` gives it its name. Return False if a file was kept."""
+        """Write a file; `publish` gives it its name. Return False if an older file stays."""
         path = self._make_path(key)
         temporary = os.path.join(self._root, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
         may_be_unsynced = False

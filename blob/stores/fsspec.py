@@ -98,7 +98,7 @@ class FsspecBlob:
 
     @property
     def url(self) -> str:
-        """The URL with which it was opened, with the prefix `fsspec+` if that is needed to open it again."""
+        """The URL with which the store was opened, with the prefix `fsspec+` if that is needed to open it again."""
         scheme = self._url.partition("://")[0]
         return f"fsspec+{self._url}" if scheme in _OURS else self._url
 

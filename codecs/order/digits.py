@@ -44,7 +44,7 @@ _KEEP = np.array([((1 << 64) - 1) ^ ((1 << (64 - 8 * kept)) - 1) for kept in ran
 def sort_rows(columns: Sequence[pa.Array]) -> tuple[Rows, Flags]:
     """Sort rows stably: equal rows keep their input order.
 
-    `columns`: flat arrays of one length n, floats canonical (see `ordering.canonical`).
+    `columns`: flat arrays of one length n, floats canonical (see `ordering.make_canonical`).
 
     Returns:
         int64[n], the row numbers in order, and bool[n], true where a row (in that order) differs from the one before.

@@ -73,8 +73,8 @@ def decode_part(
     Args:
         data: the bytes of the blob.
         part: its descriptor.
-        schema, columns, filter, coded: see `Request`; columns are all by default. No others are read. Row groups whose
-            statistics exclude the filter are not read.
+        schema, columns, filter, coded: see `Request`. `columns` are all by default; no others are read. Row groups
+            whose statistics exclude the filter are not read.
         use_threads: whether Arrow may decode columns in parallel.
 
     Raises:

@@ -326,7 +326,7 @@ def _add_inner_ids(kind: pa.DataType, ids: Iterator[int | None]) -> pa.DataType:
 
 
 def _add_field_id(field: pa.Field, field_id: int | None) -> pa.Field:
-    """Return a field with an id of Parquet."""
+    """Return a field with an id for Parquet, or unchanged for None."""
     return field if field_id is None else field.with_metadata({b"PARQUET:field_id": b"%d" % field_id})
 
 

@@ -254,7 +254,7 @@ def _verify_group(data: bytes | memoryview, number: int, index: PartIndex, part:
 
 
 def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> None:
-    """Check an index like a read in pieces, without decoding rows.
+    """Check a part's index as reads of row groups do, without decoding.
 
     data: the whole blob, already verified by its descriptor. Cost: the checksums, 0.2 ms, and 10 to 15 µs for each
     column of each row group.

@@ -156,7 +156,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise CorruptBlob(self.name, "its descriptor has no footer, so it can only be read as a whole")
         size = self.footer.bytes
         if size > self.bytes:
-            raise CorruptBlob(self.name, f"its descriptor says {size} bytes of {self.bytes} are its footer")
+            raise CorruptBlob(self.name, f"its descriptor says that {size} of its {self.bytes} bytes are the footer")
         return self.bytes - size, self.bytes
 
     def set_time(self, time: int) -> "Part":
@@ -192,7 +192,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def name(self) -> str:
-        """Its name in error messages."""
+        """The part's name in error messages."""
         return self.blob or "inline part"
 
 
@@ -223,7 +223,7 @@ def encode_batch(rows: pa.Table) -> bytes:
 
 
 def decode_batch(data: bytes | memoryview, part: Part, schema: pa.Schema) -> pa.Table:
-    """Decode a message that must have exactly the rows of a part, in a body of its memory.
+    """Decode an Arrow message; refuse it unless it matches the part's descriptor.
 
     Raises ValueError, pa.ArrowException, OSError: the message does not match the part, or contradicts itself.
     """

@@ -54,7 +54,7 @@ _FIXED_SIZE_MAX = 2**31 - 1
 
 
 def encode_type(t: pa.DataType) -> Json:
-    """Return the one readable form of a supported type; raises ValueError for any other type."""
+    """Return the JSON form of a supported type; raises ValueError for any other type."""
     return "json" if t == JSON else _encode_type(t, 1)
 
 

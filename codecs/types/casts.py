@@ -165,7 +165,7 @@ INTEGER_DIGITS = 20  # The digits of the greatest uint64: a decimal with so many
 
 
 def _is_castable(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
-    """Return whether a cast between two types keeps the meaning of values."""
+    """Return whether a cast keeps the meaning of values; `top`: not nested."""
     if (plain := get_stored_type(source)) != source:
         return _is_castable(plain, target, top)
     if source == target or pat.is_null(source):

@@ -22,7 +22,7 @@ _ARROW_S = 30_000 * 31_556_952  # Arrow writes years of up to 32,767 as text.
 def to_objects(array: pa.Array | pa.ChunkedArray, separator: str = "T") -> list[Any]:
     """Return the values of a column as Python objects, or as text if Python has no exact object.
 
-    `separator`: between the date and the time of a text.
+    `separator`: the character between the date and the time of a text.
     """
     if isinstance(array, pa.ChunkedArray):
         return [value for chunk in array.chunks for value in to_objects(chunk, separator)]

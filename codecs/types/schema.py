@@ -94,7 +94,7 @@ class Side:
         return cls(tuple(_make_field(*pair) for pair in pairs))
 
     def to_json(self) -> Json:
-        """Return the written form."""
+        """Return the JSON form, as the log stores it."""
         if not self.fields:
             return None
         if self.codec_name is None:
@@ -107,7 +107,7 @@ class Side:
 
     @classmethod
     def from_json(cls, j: Json, side: str) -> "Side":
-        """Read the written form; raises ValueError on anything else. Built-in codecs are resolved by name."""
+        """Read the JSON form; raise ValueError for anything else. Built-in codecs are resolved by name."""
         match j:
             case None:
                 return cls(())
@@ -288,7 +288,7 @@ class CollectionSchema:
         return listed
 
     def to_json(self) -> dict[str, Json]:
-        """Return the written form."""
+        """Return the JSON form, as the log stores it."""
         sides: dict[str, Json] = {"key": self.key.to_json(), "value": self.value.to_json()}
         if self.timeline is not None:
             sides["timeline"] = self.timeline
@@ -304,7 +304,7 @@ class CollectionSchema:
 
     @classmethod
     def from_json(cls, j: Json) -> "CollectionSchema":
-        """Read the written form; codecs that this process lacks are None. Raises ValueError for an invalid form.
+        """Read the JSON form; codecs that this process lacks are None. Raises ValueError for an invalid form.
 
         Equal written forms return one object, because many collections share an immutable schema.
         """
@@ -366,7 +366,7 @@ def _intern_schema(written: bytes) -> CollectionSchema:
 
 
 def _decode_schema(j: Json) -> CollectionSchema:
-    """Build a schema from its written form; raises ValueError if it is invalid."""
+    """Build a schema from its JSON form; raises ValueError if it is invalid."""
     match j:
         case {"key": key, "value": value, **rest}:
             sides = Side.from_json(key, "key"), Side.from_json(value, "value")
@@ -417,7 +417,7 @@ def _parse_later_fields(rest: Any, columns: int) -> tuple[int, tuple[int, ...], 
 
 
 def _decode_defaults(j: Any, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
-    """Return the defaults of columns, in written form, with their ids."""
+    """Return the defaults of columns in JSON form, with the columns' ids."""
     texts = {str(id_) for id_ in ids}
     if not isinstance(j, dict) or not j.keys() <= texts:
         raise ValueError(f"{j!r:.80} are not the defaults of columns with the ids {sorted(texts)}")
@@ -442,7 +442,7 @@ def check_width(fields: Sequence[pa.Field]) -> None:
 
 
 def _make_field(name: str, arrow_type: pa.DataType, nullable: bool = True) -> pa.Field:
-    """Return a field with the type that its stored form has."""
+    """Return a field whose type is plain, as if read from storage."""
     return pa.field(name, decode_type(encode_type(arrow_type)), nullable)
 
 

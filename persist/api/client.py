@@ -66,8 +66,8 @@ def open(
         reentrance_id: in mode "exclusive", names the one writer across its restarts: a client with the same id takes
             over at once. None means that only force takes over.
         force: in mode "exclusive", take over from the client that has the location. That client is fenced off.
-        seqno: in mode "read", see the location as it was after this record of the log, and nothing later, so that
-            reads of several collections belong together. The log must still keep that record.
+        seqno: in mode "read", see the location as it was after this record of the log, and nothing later, so that reads
+            of several collections belong together. The log must still keep that record.
         settings: times and sizes; see `Settings`.
         clock: replaces the machine's clocks, for tests; see `docs/use/python.md`, "Moments".
         notify: a server (`Client.serve`) that announces new records, as its URL or a `Notify`, so that followers need
@@ -254,7 +254,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
             indexes: "auto" creates the indexes of the inputs by which refreshes look records up, such as the facts of a
                 changed dimension. The indexes stay when the view is dropped; see `Collection.index`. A new view then
                 also stores the counts and totals of its groups, from which refreshes continue.
-            memory_budget, spill_folder: of this handle, not of the view; see `view`.
+            memory_budget, spill_folder: options of this handle, not of the view; see `view`.
 
         Warns:
             persist.sql.UnboundedState: it joins two growing inputs without a key; the text has the number of pairs.
@@ -295,12 +295,12 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
 
         Args:
             query: SQL that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
-            as_of: a time for all collections, or a dict of times by name, where "" means all others. None means
-                the latest sealed time of each.
+            as_of: a time for all collections, or a dict of times by name, where "" means all others. None means the
+                latest sealed time of each.
             files: let the query read files, URLs and frames, and COPY write files, with your rights: a table that is
                 not a collection is a variable of the caller. Without it, it reads collections alone, and DuckDB loads
                 no extension.
-            time: of the changes of a statement; None means the time of its commit.
+            time: the time of a statement's changes; None means the time of its commit.
 
         Raises:
             InvalidUsage: DuckDB is not installed, or refuses the query; or as_of is set for a statement, or time for a
@@ -447,7 +447,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
             sql: serve Flight SQL, for tools with a driver for it (`docs/use/sql.md`). `persist.sql.QueryLimits` bounds
                 the memory, the seconds and the rows of one query, also for Postgres clients. Eight run at a time.
             iceberg_properties: sent to readers of Iceberg with each table, such as credentials of S3.
-            format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
+            format_version: the version of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
             slow_s: a client that does not read its answer for so many seconds is disconnected.
 
         Raises:

@@ -1,7 +1,7 @@
 """Collections by their names: found, created, written and listed.
 
-Every client has the directory of the names. The state of a collection is in objects of its own. So only the table of
-a list reads states, and only of the listed collections.
+Every client has the directory of the names. The state of a collection is in objects of its own. So only the table of a
+list reads states, and only of the listed collections.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,8 +46,8 @@ class CreatingCalls:
 
         A view that calls the function stores its name and version, and never the code. So each process that refreshes
         such a view must register the function first; otherwise the refresh raises and changes nothing. A changed
-        function needs another version; views keep their version until they are redefined.
-        `docs/use/views.md` shows one.
+        function needs another version; views keep their version until they are redefined. `docs/use/views.md` shows
+        one.
 
         Args:
             name: the name in SQL, in any case; DuckDB must not have a function of that name.
@@ -228,8 +228,8 @@ class Collections(list[str]):
 
         `rows` is the sum of the diffs of all updates, sealed or not: the number of records, if no record is retracted
         too often. It is NULL for collections with tombstones or unresolved events, where only a read could count.
-        `bytes` is the size of its parts, for history, keyframes and pending events. `since` and `upper` are
-        NULL where the frontier is empty.
+        `bytes` is the size of its parts, for history, keyframes and pending events. `since` and `upper` are NULL where
+        the frontier is empty.
 
         Cost: a GET for each collection that this client has not used yet.
         """

@@ -106,7 +106,7 @@ def define_collection(
 
     Args:
         variables: the values of the statement's parameters, by name.
-        limits: of time and memory, for the refresh as well.
+        limits: the limits of time and memory, also for the refresh.
         running: called first, with a function that another thread may call to end the work.
 
     Raises:

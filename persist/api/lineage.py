@@ -56,7 +56,7 @@ def has_target() -> bool:
 
 
 def start_lineage(engine: Engine) -> "Lineage | None":
-    """Send lineage events of a client's commits; None, with a warning, without the package."""
+    """Start to send lineage events of a client's commits; return None, with a warning, without the package."""
     try:
         from openlineage.client import OpenLineageClient
     except ImportError:
@@ -78,7 +78,7 @@ class Lineage:
     Args:
         follower, blob: the client's copy of the state, and its store. The engine is not referenced, so that it can be
             freed.
-        url: of the location: the namespace of its datasets and jobs.
+        url: the URL of the location, which is the namespace of its datasets and jobs.
         sender: an `OpenLineageClient`, or whatever has its `emit` and `close`.
     """
 

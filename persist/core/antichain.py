@@ -226,5 +226,5 @@ def _is_before(one: Coordinates, other: Coordinates) -> bool:
 def _compute_least_upper_bound(one: Coordinates, other: Coordinates) -> Coordinates:
     """Return the least time at or after both times."""
     if len(one) != len(other):
-        raise InvalidUsage(f"times {one} and {other} have different numbers of dimensions, so they do not compare")
+        raise InvalidUsage(f"times {one} and {other} have different numbers of dimensions, so they cannot be compared")
     return tuple(map(max, one, other))

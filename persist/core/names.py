@@ -63,9 +63,8 @@ def check_free_name(name: str) -> str:
     check_name(name)
     if name.startswith(OWN_PREFIX):
         raise InvalidUsage(
-            f"collection name {name!r:.80} is not allowed: names that begin with {OWN_PREFIX!r} are those of what the "
-            "library keeps for itself, such as the state of a dataflow, and are not listed. Leave the dot out, or put "
-            "it between words."
+            f"collection name {name!r:.80} is not allowed: names that begin with {OWN_PREFIX!r} are reserved for the "
+            "library's own collections, such as the state of a dataflow. Leave the dot out, or put it between words."
         )
     return name
 

@@ -50,7 +50,7 @@ class Tuning:
         compaction_interval_s: how often a client looks for work in the collections that it uses; it checks all others
             with each garbage collection.
         attempts_max: how often a request is tried in all, without throttled attempts.
-        policy: of a location whose log has none. All clients must use the same.
+        policy: the policy of a location whose log has none. All clients must use the same.
 
     Raises InvalidUsage: a value does not fit.
     """
@@ -97,7 +97,7 @@ class Settings:
         memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB. The
             client's cache takes up to half of it, until the client is closed. A whole result takes memory beyond it.
         cache_folder, cache_folder_bytes: a folder for blobs and decoded rows of look-ups, which all processes with this
-            folder share; and the limit of both together. It must be on a local disk, because a process crashes if a
+            folder share; and the limit of both together. It must be on a local disk: a process crashes if a
             mapped file cannot be read. None for no folder.
         gc_interval_s: the time between two garbage collections by one client.
         poll_s: the longest pause between two reads of the log by a waiting client. "by store" is 5 ms where a read

@@ -162,13 +162,13 @@ class Timeline:
         return self._check_range(floor(self._to_exact_seconds(moment)), moment)
 
     def to_bound(self, moment: Moment) -> int:
-        """Return the first time that is not before a moment, as the bound of an interval; otherwise as `to_time`."""
+        """Return the first time that is not before a moment, to bound an interval; moments are as for `to_time`."""
         return self._check_range(ceil(self._to_exact_seconds(moment)), moment)
 
     def to_exact_time(self, moment: Moment) -> int:
-        """Return the time that is exactly a moment; otherwise as `to_time`.
+        """Return the time that is exactly a moment, in any form of `to_time`.
 
-        Raises InvalidUsage: also if the moment lies between two times.
+        Raises InvalidUsage: as `to_time`; or the moment lies between two times.
         """
         by_clock = None if self.wall_ms is None else parse_time_word(moment, self.wall_ms())
         if by_clock is not None:
@@ -193,8 +193,8 @@ class Timeline:
         `is_number`: whether the caller passed a number; False if unknown.
 
         Raises:
-            InvalidUsage: it is before 1990 or after 2199, and is a number, or would be plausible in another unit; or it
-                is more than a day ahead of the clock without `allow_future`.
+            InvalidUsage: the time is before 1990 or after 2199, and is a number, or plausible in another unit; or it is
+                more than a day ahead of the clock without `allow_future`.
         """
         if not _MEANT_S[0] <= time // self.per_second < _MEANT_S[1]:
             timelines = (Timeline(unit) for unit in TIME_UNITS)

@@ -287,7 +287,7 @@ class PublishingCalls(CollectionBase):
         call only finishes an interrupted publication.
 
         Args:
-            table: its format. Iceberg needs pyiceberg.
+            table: the format of the table. Iceberg needs pyiceberg.
             as_of: a time, a moment, a tag or "latest"; None means the latest sealed one.
             deletes: how rows of a file are left out. "vectors" uses deletion vectors or position deletes of the format.
                 "none" writes the other rows of such a file again, for readers that support neither.
@@ -299,8 +299,8 @@ class PublishingCalls(CollectionBase):
                 pyiceberg. `every` needs the name.
             identifier: the name of the table there, such as "shop.orders"; its namespace must exist.
             digest: put the digest of the rows with the version. That reads all of them.
-            format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage. None keeps
-                the version of the table; a new table gets 2.
+            format_version: the version of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
+                None keeps the version of the table; a new table gets 2.
 
         Raises:
             InvalidUsage: a column has no type in that format; or its place has a table of another writer.

@@ -439,11 +439,11 @@ class KeepingCalls(CollectionBase):
     def compact(self, *, only_due: bool = False) -> CompactionReport:
         """Merge runs and destroy what since has passed. Contents stay the same.
 
-        With `resolve="background"`, events that are sealed become updates first; what readers see stays the same.
-        It writes a keyframe as of the last sealed time, merges runs of similar size, and moves small writes from the
-        log into parts. New parts leave out records that were retracted before since; `Client.gc` deletes the old ones
-        after the grace period. Cost: reading what is rewritten, a PUT for each new part, and a commit for each piece of
-        work. Memory: `memory_budget`.
+        With `resolve="background"`, events that are sealed become updates first; what readers see stays the same. It
+        writes a keyframe as of the last sealed time, merges runs of similar size, and moves small writes from the log
+        into parts. New parts leave out records that were retracted before since; `Client.gc` deletes the old ones after
+        the grace period. Cost: reading what is rewritten, a PUT for each new part, and a commit for each piece of work.
+        Memory: `memory_budget`.
 
         Args:
             only_due: do only the work that maintenance would do now.

@@ -162,14 +162,14 @@ class WritingCalls(KeyedCalls):
                 object with `__arrow_c_stream__`), a frame or dicts with the key and value columns. Or updates:
                 `((key, value), time, diff)` tuples, or tables that also have `_time` and `_diff`. Updates with diff 0
                 are dropped. If the collection has a timeline, times may be moments, which must be exact.
-            time: one time for all rows: a number, a moment, or a word such as "now" or "-1d". The write seals
-                them only with `seal`. Other text is the name of the column with the time of each row; the column is
-                kept if the collection has it, and dropped otherwise.
+            time: one time for all rows: a number, a moment, or a word such as "now" or "-1d". The write seals them only
+                with `seal`. Other text is the name of the column with the time of each row; the column is kept if the
+                collection has it, and dropped otherwise.
             diff: of all plain rows; 1 if it is left out and they have no `_diff`.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
                 The same token for other updates is refused (`TokenReused`); the order of updates, seal and
-                expected_upper do not matter. A collection remembers its newest four million tokens.
-                Once it has forgotten some, a token that it does not know is refused (`TokenForgotten`).
+                expected_upper do not matter. A collection remembers its newest four million tokens. Once it has
+                forgotten some, a token that it does not know is refused (`TokenForgotten`).
             expected_upper: the upper that the collection must have (compare-and-append).
             allow_future: on a timeline, accept times that are more than a day ahead of the clock. They are mostly a
                 mistake: once one is sealed, no write can come before it.
@@ -261,8 +261,8 @@ class WritingCalls(KeyedCalls):
 
         Args:
             rows: plain rows, as for `write`.
-            time: the time of the difference, which is sealed. None means the time of the commit. Then the difference
-                is computed again as long as other clients commit first.
+            time: the time of the difference, which is sealed. None means the time of the commit. Then the difference is
+                computed again as long as other clients commit first.
             where: replace only the records for which this condition is true: text, such as "status = 'new'", or a
                 `pyarrow.compute` expression. It must be true for all new rows. If another row of a new key does not
                 meet it, a plain collection refuses the overwrite, and a keyed one replaces that row.
@@ -307,7 +307,7 @@ class WritingCalls(KeyedCalls):
             keys: the keys of the records to retract, as `Snapshot.get` takes them: `[1, 2]`. If the collection is keyed
                 with `order_by`, rows with the key and the columns of order_by.
             where: instead of keys, a condition that is true for the records to retract; as for `overwrite`.
-            time: of the retractions; as for `overwrite`.
+            time: the time of the retractions, as for `overwrite`.
 
         Returns, raises: as `overwrite`.
         """
@@ -361,8 +361,8 @@ class WritingCalls(KeyedCalls):
             upper: a time, a moment, "now", or a frontier.
 
         Returns:
-            a future that resolves when the seal is durable, or to `FrontierRegression` if upper is behind the
-            current one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
+            a future that resolves when the seal is durable, or to `FrontierRegression` if upper is behind the current
+            one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
         """
         self.handle.check_plausible("upper", upper, allow_future=allow_future)
         return commit_seal(self.handle, upper, expected_upper=expected_upper)

@@ -241,11 +241,9 @@ class Scope:
         enter first, a greater label never spreads past a lesser one. (`propagate_at` of differential dataflow's graph
         algorithms.) The numbers only order: an iteration in which nothing changes is skipped.
 
-        Args:
-            expression: a whole number from 0 to 2**62 for each record.
+        `expression`: a whole number from 0 to 2**62 for each record.
 
-        Raises:
-            OperatorFailed: when it runs, if a number is negative, greater than 2**62 or NULL.
+        Raises OperatorFailed: when it runs, if a number is negative, greater than 2**62 or NULL.
         """
         return stream.enter_with_rounds(self.number, expression)
 
@@ -279,7 +277,7 @@ class Scope:
 
 
 class Looped(Stream):
-    """The collection of a variable in each iteration."""
+    """The stream of a variable of a scope: its collection in each iteration."""
 
     def __init__(self, program: Program, number: int, variable: int, initial: Stream | None) -> None:
         super().__init__(program, number)
@@ -287,7 +285,7 @@ class Looped(Stream):
         self._initial = initial
 
     def set(self, result: Stream) -> None:
-        """Let the variable be result in the next iteration.
+        """Define the variable's collection in the next iteration as `result`.
 
         Raises NotConsolidated: the cycle has no operator that consolidates.
         """

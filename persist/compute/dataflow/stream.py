@@ -80,7 +80,7 @@ class Stream(LinearMethods["Stream"]):
         return self.linear(Logic(step))
 
     def concat(self, *others: "Stream") -> "Stream":
-        """Return the records of this and of others: multiplicities add up."""
+        """Return the records of this stream and of others: multiplicities add up."""
         streams = self._enter_common_scope(others)
         schema = check_same_schema([(stream.schema, stream.node.title) for stream in streams])
         return self._add_node(plans.Concat(), streams, schema)
@@ -130,21 +130,21 @@ class Stream(LinearMethods["Stream"]):
         )
 
     def cross(self, other: "Stream") -> "Stream":
-        """Return all pairs of records. Cost: each change meets all of the other side."""
+        """Return all pairs of records. Cost: each change is paired with all records of the other side."""
         this_side, other_side = self._enter_common_scope([other])
         return self._add_node(
             plans.Join(((),)), [this_side, other_side], join_schemas("cross", this_side.schema, other_side.schema, ())
         )
 
     def semijoin(self, other: "Stream", on: On) -> "Stream":
-        """Return the records whose key the other one has, however often."""
+        """Return the records whose key the other stream has, however often."""
         this_side, other_side = self._enter_common_scope([other])
         pairs = pair_join_columns("semijoin", on, this_side.schema, other_side.schema)
         keys = other_side._map_terms({this_name: Col(other_name) for this_name, other_name in pairs}).distinct()
         return this_side.join(keys, [this_name for this_name, _ in pairs])
 
     def antijoin(self, other: "Stream", on: On) -> "Stream":
-        """Return the records whose key the other one does not have, and records with NULL in their key."""
+        """Return the records whose key the other stream lacks, and records with NULL in their key."""
         return self - self.semijoin(other, on)
 
     def left_join(self, other: "Stream", on: On) -> "Stream":
@@ -416,7 +416,7 @@ class Grouped:
         return self.aggregate(aggregates)
 
     def aggregate(self, aggregates: Mapping[str, Aggregate], *, is_complete: bool = False) -> Stream:
-        """Do what `agg` does; with `is_complete`, for counts and totals, keep empty groups as well."""
+        """Do what `agg` does; with `is_complete`, a group exists while a count or total is not 0."""
         if not aggregates:
             raise InvalidUsage('agg() needs what to aggregate: agg(total=col("amount").sum())')
         values: dict[str, Term] = {}

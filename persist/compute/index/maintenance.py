@@ -82,11 +82,9 @@ def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
 def build_index(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = None) -> Index:
     """Build an index as of the last sealed time, in one commit.
 
-    Args:
-        old: the index that the new one replaces, if any.
+    `old`: the index that the new one replaces, if any.
 
-    Raises:
-        CollectionExists: another client has built it.
+    Raises CollectionExists: another client has built it.
     """
     drops = [] if old is None else make_drop_steps(handle.engine, [old.contents])[0]
     contents = handle.contents()
@@ -195,7 +193,7 @@ def _refresh_indexes(handle: CollectionHandle, least_rows: int) -> None:
 
 
 def _is_refresh_due(index: Index, contents: CollectionState, least_rows: int) -> bool:
-    """Return whether an index lacks the changes of at least so many rows."""
+    """Return whether an index lags by enough rows or parts, or has other columns."""
     if index.contents.upper >= contents.upper:
         return not index.fits(contents.schema)
     new = [part for part in contents.history_parts if part.time_max > index.as_of]

@@ -27,8 +27,7 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
 
     DuckDB writes a temporary file in the same folder, and renames it when it has all rows.
 
-    Args:
-        variables: as for `QueryResult`; None refuses to write a file.
+    `variables`: as for `QueryResult`; None refuses to write a file.
     """
     match = _COPY.match(sql)
     if variables is None:
@@ -77,7 +76,7 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
 
 
 def _parse_copied_query(source: str) -> str:
-    """Return the query, or `FROM table`, whose rows a COPY writes."""
+    """Return the query whose rows a COPY writes; for a table, a SELECT from it."""
     source = source.strip()
     if source.startswith("("):
         return source[1 : source.rindex(")")]

@@ -133,7 +133,7 @@ class StatementText:
         )
 
     def _find_repeated_updates(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
-        """Return a select list and a FROM that list the rows of an UPDATE … FROM, or None."""
+        """Return a select list and a FROM that list the rows of an UPDATE … FROM; or None."""
         set_at, sources = self._find_words("set"), self._find_words("from")
         if not set_at or not sources:
             return None

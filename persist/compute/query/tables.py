@@ -46,6 +46,11 @@ def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def quote_text(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def format_path(parts: Sequence[str]) -> str:
     """Return the qualified name of a table in SQL."""
     return ".".join(map(quote_name, parts))
@@ -233,8 +238,7 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool
 
     Windows vanish with the connection; functions stay in the database.
 
-    Args:
-        late_by: as for `add_time_windows`.
+    `late_by`: as for `add_time_windows`.
 
     Returns:
         whether there are functions.

@@ -209,11 +209,9 @@ class Transaction:
     def commit(self, *, is_serializable: bool = False) -> None:
         """Commit all changes at once.
 
-        Args:
-            is_serializable: also refuse the commit if a collection that was only read has changed meanwhile.
+        `is_serializable`: also refuse the commit if a collection that was only read has changed meanwhile.
 
-        Raises:
-            UpperMismatch: another client has changed a collection meanwhile.
+        Raises UpperMismatch: another client has changed a collection meanwhile.
         """
         if not self._changed:
             return

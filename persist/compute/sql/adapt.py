@@ -63,7 +63,7 @@ class Adapter:
         self._of = Expressions(sql)
 
     def adapt(self, plan: Json) -> algebra.Node:
-        """Translate DuckDB's plan of the whole query to a relation."""
+        """Translate a plan of DuckDB, or a part of one, to a relation."""
         if plan["type"] not in RELATIONS:
             name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
             raise InvalidUsage(f"{name} is not supported in a view: {_INSTEAD.get(name, _INSTEAD_OF_ALL)}")

@@ -88,11 +88,9 @@ _EXCLUDED = {"NO_OTHER": "", "CURRENT_ROW": "current row", "GROUP": "group", "TI
 class Expressions:
     """Translates the expressions of one query.
 
-    Args:
-        sql: its text, for messages.
+    `sql`: its text, for messages.
 
-    Attributes:
-        table: DuckDB's number of the input relation, which expressions use for its columns.
+    `table`: DuckDB's number of the input relation, which expressions use for its columns.
     """
 
     def __init__(self, sql: str) -> None:

@@ -49,8 +49,7 @@ class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     present row. "rows" counts rows; "groups" counts groups of rows that are equal in the order. ("range", 0) takes in
     all rows equal to the present one, and ("value", 0) goes to the value of start_at or end_at.
 
-    Attributes:
-        exclude: which rows are left out: "current row", "group", "ties".
+    `exclude`: which rows are left out: "current row", "group", "ties".
     """
 
     start: tuple[Literal["rows", "range", "groups", "value"], int] | None = None

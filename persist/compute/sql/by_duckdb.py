@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from persist.codecs.types.calculator import get_calculator
-from persist.compute.query import quote_name
+from persist.compute.query import quote_name, quote_text
 from persist.compute.sql.definite import list_indefinite_functions
 from persist.compute.sql.types import from_duckdb, list_struct_fields, to_arrow, to_duckdb
 from persist.core.expression.sql_numbers import can_cast
@@ -123,7 +123,6 @@ def format_type(kind: Json, *, is_named: bool = False) -> str:
     """Return DuckDB's name of a type of a plan.
 
     `is_named`: return the type of its values in Arrow, where all fields have names.
-
     """
     if is_json(kind):
         return "JSON"
@@ -133,7 +132,7 @@ def format_type(kind: Json, *, is_named: bool = False) -> str:
     if form in _WITHIN and not is_named:
         return _WITHIN[form]
     if form == "ENUM" and not is_named:
-        return f"ENUM({', '.join(map(_format_literal, kind['type_info']['values']))})"
+        return f"ENUM({', '.join(map(quote_text, kind['type_info']['values']))})"
     if form == "UNION" and not is_named:
         members = ((quote_name(part["first"]), part["second"]) for part in kind["type_info"]["child_types"][1:])
         return f"UNION({', '.join(f'{name} {format_type(part)}' for name, part in members)})"
@@ -228,7 +227,7 @@ class SqlText:
         if kind["id"] == "MAP":  # A list of its entries.
             return f"map_from_entries({self.format_constant({**value, 'type': {**kind, 'id': 'LIST'}})})"
         if kind["id"] in ("STRUCT", "TUPLE"):
-            names = (_format_literal(part["first"]) for part in kind["type_info"]["child_types"])
+            names = (quote_text(part["first"]) for part in kind["type_info"]["child_types"])
             values = (
                 self.format_constant({"type": part, **entry})
                 for part, entry in zip(_list_parts(kind), literal.get("children", ()), strict=True)
@@ -250,7 +249,7 @@ class SqlText:
             if differs_in_arrow(kind):
                 self._refuse(f"a constant of type {format_type(kind)} is not supported in a view: cast a text", {})
             return self._format_column({"expression_class": "BOUND_CONSTANT", "value": value, "return_type": kind})
-        return f"CAST({_format_literal(str(literal))} AS {format_type(kind)})"
+        return f"CAST({quote_text(str(literal))} AS {format_type(kind)})"
 
     def _format_call(self, node: Json) -> str:
         """Return the SQL text of a function call."""
@@ -336,8 +335,3 @@ def _is_number(node: Json) -> bool:
 def _read_type_id(node: Json) -> Any:
     """Return DuckDB's name of the type of a node's result; None without one."""
     return (node.get("return_type") or {}).get("id")
-
-
-def _format_literal(text: str) -> str:
-    """Return a text as a literal of SQL."""
-    return "'" + text.replace("'", "''") + "'"

@@ -190,8 +190,7 @@ def check_columns(columns: Sequence[tuple[str, str]]) -> None:
 def parse_key(asked: Sequence[str]) -> tuple[str, ...]:
     """Return a caller's key columns as a tuple; a single name is allowed.
 
-    Raises:
-        InvalidUsage: `asked` is not a list of texts.
+    Raises InvalidUsage: `asked` is not a list of texts.
     """
     key = [asked] if isinstance(asked, str) else asked
     if not isinstance(key, (list, tuple)) or not all(isinstance(name, str) for name in key):

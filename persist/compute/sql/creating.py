@@ -36,7 +36,7 @@ def load_or_create_view(
 ) -> LiveView:
     """Load the view of a name, or create it; see `Client.create_view` for arguments and errors.
 
-    `is_new`: raise CollectionExists if there is a view.
+    `is_new`: raise CollectionExists if the name is taken.
     """
     check_free_name(name)
 

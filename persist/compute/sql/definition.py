@@ -89,7 +89,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Definition":
-        """Return the definition from its stored form."""
+        """Return the definition from its stored form. Raises IncompatibleVersion: it is newer."""
         if stored.get("version") not in (1, VERSION):
             raise IncompatibleVersion("the definition of a view", stored.get("version", 0), VERSION)
         program = stored.get("program")
@@ -174,7 +174,7 @@ class Readable:
 
 
 def find_shared_timeline(inputs: Iterable[Readable]) -> str | None:
-    """Return the timeline of all inputs; numbers if they differ."""
+    """Return the timeline of all inputs; None, which means numbers, if they differ."""
     timelines = {readable.timeline for readable in inputs}
     return timelines.pop() if len(timelines) == 1 else None
 

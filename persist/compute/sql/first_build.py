@@ -100,7 +100,7 @@ def _is_new(program: ViewProgram, plan: Plan) -> bool:
 
 
 def _choose_times(sources: Sequence[SourceReader], options: Options) -> list[int]:
-    """Return the times whose contents are computed; none if too many changes would remain."""
+    """Return the times whose contents are computed; none if a first build does not pay."""
     states = [reader.handle.get_known_state() for reader in sources]
     begin, upper = max((reader.as_of for reader in sources), default=0), min((s.upper for s in states), default=0)
     later = [part for state in states for part in state.history_parts if part.time_max > begin]

@@ -254,8 +254,7 @@ def estimate_sizes(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statis
 def load_views(engine: Engine, wanted: Mapping[str, str]) -> list[LoadedView]:
     """Return views and all views that they depend on, each after its inputs.
 
-    Args:
-        wanted: the names of the views, by id.
+    `wanted`: the names of the views, by id.
 
     Raises:
         InvalidUsage: a collection is not a view.

@@ -191,7 +191,7 @@ def join_semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows
 
 
 def _join_with_mark(how: str, left: Rows, right: Rows, on: On) -> Rows:
-    """Return the left rows, with a column that is true for rows with a partner."""
+    """Return the left rows, marked if they have a partner; for `unless`, only those without."""
     with_partner = join_semi(left, right, on)
     unknown, unmatched = _find_unknown(left, right, on), _subtract(left, with_partner)
     if how == "unless":

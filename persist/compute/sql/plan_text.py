@@ -25,7 +25,7 @@ import pyarrow.types as pat
 from persist.compute.dataflow.operators.aggregates import find_result_type
 from persist.compute.dataflow.plan import plan as plans
 from persist.compute.dataflow.plan.stages import Filter, Map, Negate
-from persist.compute.query import quote_name
+from persist.compute.query import quote_name, quote_text
 from persist.compute.sql.types import name_arrow_type, to_duckdb
 from persist.core.expression.sql_functions import fill_in_columns
 from persist.core.expression.sql_numbers import LIMB, can_cast
@@ -361,7 +361,7 @@ def write_term(term: Term, schema: pa.Schema) -> tuple[str, pa.DataType]:
         case Col(name) if name in schema.names:
             return quote_name(name), schema.field(name).type
         case Lit(value) if is_plain(value.type):
-            text = "NULL" if not value.is_valid else _quote(value.cast(pa.string()).as_py())
+            text = "NULL" if not value.is_valid else quote_text(value.cast(pa.string()).as_py())
             return _cast(text, value.type), value.type
         case Call("sql.duckdb", (Lit(text), *columns), (kind,)):
             pairs = [write_term(column, schema) for column in columns]
@@ -374,11 +374,6 @@ def write_term(term: Term, schema: pa.Schema) -> tuple[str, pa.DataType]:
             if (function.startswith(SQL) or is_same) and is_plain(kind) and all(map(is_plain, kinds)):
                 return f"({_write_call(function.removeprefix(SQL), texts, kinds, kind)})", kind
     raise Untranslatable
-
-
-def _quote(text: str) -> str:
-    """Return a text as a literal of SQL."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _write_call(name: str, texts: Sequence[str], kinds: Sequence[pa.DataType], kind: pa.DataType) -> str:
@@ -417,7 +412,9 @@ def _write_call(name: str, texts: Sequence[str], kinds: Sequence[pa.DataType], k
             lower = f"({digits} & ({limb} - 1))"
             return _cast(lower if name == "lower_limb" else f"(({digits} - {lower}) // {limb})", pa.int64())
         case "joined_limbs":
-            last_digit = _cast(_quote(f"{Decimal(1).scaleb(-kind.scale):f}"), pa.decimal128(kind.scale + 1, kind.scale))
+            last_digit = _cast(
+                quote_text(f"{Decimal(1).scaleb(-kind.scale):f}"), pa.decimal128(kind.scale + 1, kind.scale)
+            )
             return _cast(f"{_cast(_join_limbs(texts), pa.decimal128(38, 0))} * {last_digit}", kind)
         case "mean_of_limbs":
             count = f"CAST({texts[2]} AS HUGEINT) * CAST(10 ** {texts[3]} AS HUGEINT)"
@@ -434,6 +431,6 @@ def _to_double(text: str, of: pa.DataType) -> str:
     """Return SQL for a number as a float, rounded once."""
     if not pat.is_decimal(of) or of.precision <= 15:
         return f"CAST({text} AS DOUBLE)"
-    few = _cast(_quote(f"{Decimal(10**15 - 1).scaleb(-of.scale):f}"), pa.decimal128(38, of.scale))
+    few = _cast(quote_text(f"{Decimal(10**15 - 1).scaleb(-of.scale):f}"), pa.decimal128(38, of.scale))
     by_text = f"CAST(CAST({text} AS VARCHAR) AS DOUBLE)"
     return f"CASE WHEN abs({text}) <= {few} THEN CAST({text} AS DOUBLE) ELSE {by_text} END"

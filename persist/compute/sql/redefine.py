@@ -221,7 +221,7 @@ def _make_next_definition(dependent: Dependent, wanted: Definition, inputs: tupl
 
 
 def _derive_next_schema(before: CollectionSchema, draft: Draft) -> dict[str, Any] | None:
-    """Return the arguments that evolve a view's schema; None if its columns do not change."""
+    """Return a view's next schema as JSON; None if its columns do not change."""
     after = draft.readable.schema
     old, new = (dict(zip(schema.names, schema.declared.types, strict=True)) for schema in (before, after))
     # Texts stay texts, because earlier ones need not be documents.

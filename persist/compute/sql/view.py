@@ -96,8 +96,7 @@ class LiveView:
     ) -> Refreshed:
         """Bring the view, and the views that it reads, up to the sealed times of their inputs; see `View.refresh`.
 
-        Args:
-            first: a function that is tried first; it returns None if this handle must refresh.
+        `first`: a function that is tried first; it returns None if this handle must refresh.
         """
         check_policy(policy)
         self.engine.writer("refresh")
@@ -334,8 +333,7 @@ def _skip_failing_times(
 ) -> int | None:
     """Skip the times at which a query fails; return the commit's seqno.
 
-    Raises:
-        OperatorFailed, NotConverging, DiffOverflow: the failure, if the query also fails at the latest time.
+    Raises OperatorFailed, NotConverging, DiffOverflow: the failure, if the query also fails at the latest time.
     """
     try:
         with program.open(engine, jump=True, **options) as running:
@@ -362,8 +360,7 @@ class ViewsTogether(Closes):
     the memory budget. Make it with `persist.sql.open_together`; close it, or use it in a `with`. For one thread at a
     time.
 
-    Attributes:
-        options: the options of `Program.open` for the refreshes.
+    `options`: the options of `Program.open` for the refreshes.
     """
 
     def __init__(self, views: Sequence[LiveView], options: Mapping[str, Any]) -> None:

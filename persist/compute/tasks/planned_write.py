@@ -234,8 +234,7 @@ class PlannedWrite:
     def append(cls, options: SinkOptions, *, has_times: bool = True) -> "PlannedWrite":
         """Plan to add updates; call `check` before tasks start.
 
-        Args:
-            has_times: the rows have a column `_time`.
+        `has_times`: the rows have a column `_time`.
 
         Raises:
             CollectionNotFound; InvalidUsage: to seal rows that have no time.
@@ -321,8 +320,7 @@ class PlannedWrite:
     def commit_with_retries(self, attempt: Callable[["PlannedWrite"], None]) -> None:
         """Compute and commit a difference; repeat this after conflicts, unless the time is fixed.
 
-        Args:
-            attempt: computes and commits the difference for a planned write.
+        `attempt`: computes and commits the difference for a planned write.
 
         Raises:
             UpperMismatch, UpdatesBeyondUpper: the time is fixed, and another client committed first; and the errors of

@@ -201,7 +201,7 @@ def check_hold_is_free(name: str, contents: CollectionState) -> None:
 
 
 def _explain_loss(at: Position, contents: CollectionState, anew: str) -> str:
-    """Return why updates that a query needs are gone, and what to do."""
+    """Return what a query loses after its hold was removed, and what to do."""
     since = to_antichain(contents.since)
     what = f"It kept the history after the query's position, and was removed. Since is {since}, so"
     if at.reached >= contents.since:

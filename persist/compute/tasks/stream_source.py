@@ -92,8 +92,7 @@ class BatchEnds:
 
         Cost: reads the parts that have several times each, once.
 
-        Raises:
-            CorruptBlob: a part is missing or damaged.
+        Raises CorruptBlob: a part is missing or damaged.
         """
         if limits.times is None and (limits.updates is None or sum(p.rows for p in scan.parts) <= limits.updates):
             return scan.time_upper

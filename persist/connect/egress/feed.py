@@ -303,7 +303,7 @@ class Feed:
         return Piece(self.leaving, at, replace(at, stage="following", below=None), schema, schema)
 
     def end(self, contents: CollectionState, limit: int) -> int | None:
-        """Return the time at which a piece of about `limit` updates ends; None for all."""
+        """Return the end of a piece of about `limit` updates; None if that completes the collection."""
         at = self.reached
         assert at is not None
         assert at.upper is not None

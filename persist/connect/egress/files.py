@@ -174,9 +174,9 @@ class FilesSink:
             "anew"
         )
 
-    def _create_file(self, piece: Piece, key: str, made: bytes) -> None:
+    def _create_file(self, piece: Piece, key: str, data: bytes) -> None:
         """Create a file with bytes, and count it."""
-        self._blob.create(key, made)
+        self._blob.create(key, data)
         self._next[piece.leaving.id] += 1
 
     def _write_promise(

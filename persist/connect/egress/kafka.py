@@ -109,8 +109,7 @@ class KafkaSink:
                 for piece in step:
                     key = self._get_position_key(piece.leaving.id)
                     self._produce(self.config.positions, key, piece.after.to_json().encode())
-                self._producer.commit_transaction(ASK_S)
-                self._is_begun = False
+                self._commit()
             except BaseException:
                 self._abort()
                 raise
@@ -122,14 +121,17 @@ class KafkaSink:
         with self._translate_errors():
             for collection in leaving:
                 self._produce(self.config.positions, self._get_position_key(collection.id), None)
-            self._producer.commit_transaction(ASK_S)
-            self._is_begun = False
+            self._commit()
 
     def close(self) -> None:
         """Abort an open transaction, and end the client library's threads."""
         if self._producer is not None:
             self._abort()
             self._producer = None
+
+    def _commit(self) -> None:
+        self._producer.commit_transaction(ASK_S)
+        self._is_begun = False
 
     def _abort(self) -> None:
         """Abort the open transaction, if there is one, without waiting for its messages."""

@@ -250,7 +250,6 @@ def _get_field(rows: pa.StructArray, name: str) -> pa.Array:
 
 
 def _has_field(rows: pa.StructArray, name: str) -> bool:
-    """Return whether a struct column has a field."""
     return bool(rows.type.get_field_index(name) >= 0)
 
 

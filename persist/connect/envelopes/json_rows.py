@@ -242,7 +242,6 @@ def _encode_members(text: bytes, decode: Callable[[bytes], Any], encode: Sequenc
 
 
 def _get_address(view: bytes | memoryview) -> int:
-    """Return the memory address of bytes."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 

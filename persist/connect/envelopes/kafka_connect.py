@@ -104,50 +104,54 @@ class Described:
         return cls(kind, "" if name == "string" else name, scale)
 
 
-def make_reader(what: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
+def make_reader(described: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
     """Return the reader of a described column: as type `target`, or by default as its natural type."""
-    if what.name == VARIABLE_DECIMAL:
+    if described.name == VARIABLE_DECIMAL:
         return _make_variable_decimal_reader(target, name)
-    if what.name == DECIMAL:
-        return _make_decimal_reader(what, target, samples, name)
-    if what.name in COUNTED:
-        return add_cast(choose_reader(COUNTED[what.name], samples, name), target, name)
-    if what.type == "struct":
-        _check_nested(what, target, pat.is_struct, name)
+    if described.name == DECIMAL:
+        return _make_decimal_reader(described, target, samples, name)
+    if described.name in COUNTED:
+        return add_cast(choose_reader(COUNTED[described.name], samples, name), target, name)
+    if described.type == "struct":
+        _check_nested(described, target, pat.is_struct, name)
         inner = {
             n: make_reader(f, None if target is None else target.field(n).type, list_values(samples, n), f"{name}.{n}")
-            for n, f in what.fields.items()
+            for n, f in described.fields.items()
             if target is None or target.get_field_index(n) >= 0
         }
         return add_cast(make_row_reader(inner), target, name)
-    if what.type == "array" and what.items is not None:
-        _check_nested(what, target, pat.is_list, name)
+    if described.type == "array" and described.items is not None:
+        _check_nested(described, target, pat.is_list, name)
         values = [value for sample in samples if isinstance(sample, list) for value in sample if value is not None]
-        item = make_reader(what.items, None if target is None else target.value_type, values, name)
+        item = make_reader(described.items, None if target is None else target.value_type, values, name)
         return add_cast(make_list_reader(item), target, name)
-    natural = TEXTS.get(what.name) or PRIMITIVES.get(what.type)
+    natural = TEXTS.get(described.name) or PRIMITIVES.get(described.type)
     if natural is None:
         raise InvalidUsage(
-            f"column {name!r} has the Connect type {what.type!r}, which is not read from JSON. Let the connector send "
-            'text instead (such as hstore.handling.mode "json"), or leave the column out of the schema.'
+            f"column {name!r} has the Connect type {described.type!r}, which is not read from JSON. Let the connector "
+            'send text instead (such as hstore.handling.mode "json"), or leave the column out of the schema.'
         )
     if target is not None and natural == pa.binary() and not is_bytes(target):
         raise InvalidUsage(f"column {name!r} holds bytes, and the schema has {target}: give it a type of bytes.")
     return choose_reader(natural if target is None else target, samples, name)
 
 
-def _check_nested(what: Described, target: pa.DataType | None, fits: Callable[[pa.DataType], bool], name: str) -> None:
+def _check_nested(
+    described: Described, target: pa.DataType | None, fits: Callable[[pa.DataType], bool], name: str
+) -> None:
     """Raise InvalidUsage if a nested value does not fit the column's type."""
     if target is not None and not fits(target):
-        raise InvalidUsage(f"column {name!r} holds a value of Connect type {what.type!r}, and the schema has {target}.")
+        raise InvalidUsage(
+            f"column {name!r} holds a value of Connect type {described.type!r}, and the schema has {target}."
+        )
 
 
-def _make_decimal_reader(what: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
+def _make_decimal_reader(described: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
     """Return a reader of decimals: base64, or numbers if decimal.format is NUMERIC."""
-    scale = what.parameters.get("scale", "")
+    scale = described.parameters.get("scale", "")
     if not scale.lstrip("-").isdigit():
         raise InvalidUsage(f"column {name!r} is a Decimal without a scale: give it a decimal type in the schema.")
-    precision = what.parameters.get("connect.decimal.precision", str(PRECISION_MAX))
+    precision = described.parameters.get("connect.decimal.precision", str(PRECISION_MAX))
     natural = pa.decimal128(min(int(precision), PRECISION_MAX), int(scale))
     if samples and not isinstance(samples[0], str):
         return add_cast(Reader(natural, lambda column: column, natural), target, name)

@@ -172,24 +172,24 @@ def _infer_message_type(text: bytes, places: tuple[str, ...]) -> pa.StructType |
     return inferred_type if pat.is_struct(inferred_type) else None
 
 
-def get_described_types(what: Described, logical: Mapping[str, Described]) -> dict[str, pa.DataType]:
+def get_described_types(described: Described, logical: Mapping[str, Described]) -> dict[str, pa.DataType]:
     """Return the type of each column of a row that Connect's schema describes."""
-    return {n: make_reader(logical.get(n, f), None, [], n).target for n, f in what.fields.items()}
+    return {n: make_reader(logical.get(n, f), None, [], n).target for n, f in described.fields.items()}
 
 
-def make_reader_factory(what: Described | None, logical: Mapping[str, Described]) -> ReaderFactory:
+def make_reader_factory(described: Described | None, logical: Mapping[str, Described]) -> ReaderFactory:
     """Return a function that chooses a column's reader by its description or samples.
 
-    `what`: the schema part, if there is one; `logical`: the user's types by column. With neither, an ambiguous value
-    raises Unreadable.
+    `described`: the schema part, if there is one; `logical`: the user's types by column. With neither, an ambiguous
+    value raises Unreadable.
     """
 
     def how(name: str, target: pa.DataType, samples: list[object]) -> Reader:
         """Choose the reader of a column."""
-        description = logical.get(name) or (what.fields.get(name) if what is not None else None)
+        description = logical.get(name) or (described.fields.get(name) if described is not None else None)
         if description is not None:
             return make_reader(description, target, samples, name)
-        if what is None and (problem := explain_ambiguity(target, samples, name)):
+        if described is None and (problem := explain_ambiguity(target, samples, name)):
             raise Unreadable(problem)
         return choose_reader(target, samples, name)
 
@@ -236,10 +236,10 @@ def merge_types(types: list[pa.DataType], name: str = "") -> pa.DataType:
     raise InvalidUsage(f"column {name!r} is {type_names} in different messages: give a schema that says which it is.")
 
 
-def replace_moments(t: pa.DataType) -> pa.DataType:
+def replace_moments(kind: pa.DataType) -> pa.DataType:
     """Return a type with text in place of the moments that Arrow inferred."""
-    if pat.is_timestamp(t):
+    if pat.is_timestamp(kind):
         return pa.string()
-    if pat.is_struct(t):
-        return pa.struct([(f.name, replace_moments(f.type)) for f in t])
-    return pa.list_(replace_moments(t.value_type)) if pat.is_list(t) else t
+    if pat.is_struct(kind):
+        return pa.struct([(f.name, replace_moments(f.type)) for f in kind])
+    return pa.list_(replace_moments(kind.value_type)) if pat.is_list(kind) else kind

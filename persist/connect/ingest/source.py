@@ -34,7 +34,7 @@ RETRY_S = 600.0
 
 
 class Outage:
-    """Waits for the next attempt while a source or sink does not answer, at most `RETRY_S` in all.
+    """Waits for the next attempt while a source or sink does not answer, `RETRY_S` at most for an outage.
 
     Args:
         tell: stores a problem in the location; None clears it.

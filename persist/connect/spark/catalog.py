@@ -376,7 +376,6 @@ class Planner:
             yield at, handle, handle.get_reading_schema(options["version"])
 
     def _make_empty_frame(self, schema: CollectionSchema) -> DataFrame:
-        """Return a DataFrame without rows."""
         return self._spark.createDataFrame([], _to_spark_schema(schema))
 
     def _check_unchanged(self, options: Mapping[str, Any]) -> bool:
@@ -408,7 +407,6 @@ def _check_same(id_: str, schema: CollectionSchema, options: Mapping[str, Any]) 
 
 
 def _to_spark_schema(schema: CollectionSchema) -> StructType:
-    """Return the schema of a collection in types of Spark."""
     return spark_schema(pa.schema([schema.arrow.field(name) for name in schema.names]))
 
 

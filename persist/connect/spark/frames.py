@@ -105,7 +105,6 @@ def cast_exactly(df: DataFrame, fields: pa.Schema) -> DataFrame:
 
 
 def _list_types(schema: StructType) -> list[str]:
-    """Return the types of columns as texts."""
     return [field.dataType.simpleString() for field in schema]
 
 

@@ -153,43 +153,43 @@ _WRITES: tuple[Use, ...] = ("write", "streaming write")
 
 OPTIONS = (
     Option("collection", (*_READS, *_WRITES), _TEXT, None, "the name of the collection; needed"),
-    Option("form", ("read",), _make_choice("rows", "diff", "changes", "transitions", "upserts"), "rows", "what a row is: a record; a record once, with its multiplicity `_diff`; an update, with `_time` and `_diff`. For `transitions`: what became of a key at `_time`, with `_change` and old values as `_old_…`. For `upserts`: what a key of a keyed collection holds from `_time` on, or with `_deleted` that it holds nothing"),
-    Option("form", ("stream",), _make_choice("rows", "changes", "transitions", "upserts"), None, "the same; needed. `rows` are for collections that only grow: an update with a negative diff fails the query"),
+    Option("form", ("read",), _make_choice("rows", "diff", "changes", "transitions", "upserts"), "rows", "`rows`: records. `diff`: each record once, with its multiplicity `_diff`. `changes`: updates, with `_time` and `_diff`. `transitions`: the change of a key at `_time`, with `_change` and old values as `_old_…`. `upserts`: the value of a key of a keyed collection from `_time` on, or none if `_deleted` is true"),
+    Option("form", ("stream",), _make_choice("rows", "changes", "transitions", "upserts"), None, "the same; needed. `rows` needs a collection that only grows: a negative diff fails the query"),
     Option("as_of", ("read",), _make_time(TIME_MAX), "latest", "for `rows` and `diff`: the time of the contents"),
-    Option("as_of", ("stream",), _make_time(TIME_MAX), "latest", "begin with the contents as of a time, which are one micro-batch, then follow what changes after it"),
+    Option("as_of", ("stream",), _make_time(TIME_MAX), "latest", "begin with the contents as of this time, as one micro-batch, and continue with later changes"),
     Option("start", ("read",), _make_time(TIME_MAX), None, "for `changes`, `transitions` and `upserts`: the first time, inclusive"),
-    Option("start", ("stream",), _make_time(TIME_MAX), None, "begin without contents, with the updates from this time on; `latest`: with what is sealed after the query first starts"),
+    Option("start", ("stream",), _make_time(TIME_MAX), None, "begin without contents, with the updates from this time on; `latest`: with updates that are sealed after the query first starts"),
     Option("until", ("read",), _make_time(TIME_MAX + 1), None, "for `changes`, `transitions` and `upserts`: the last time, exclusive"),
     Option("times", _READS, _make_choice("int", "timestamp"), "int", "how `changes` and `transitions` show `_time`; `timestamp` needs a timeline"),
     Option("columns", _READS, _COLUMNS, None, "the columns to read; not for `upserts`"),
-    Option("seqno", ("read",), _make_whole_number(0, TIME_MAX), None, "the point of the log at which `latest` is taken and up to which times can be read, so that reads of several collections belong together"),
-    Option("schema", ("read",), _make_whole_number(1, 2**31), None, "the version of the schema to read with; without it the newest when the DataFrame is made, which it keeps"),
-    Option("partitions", _READS, _make_whole_number(1, PARTITIONS_MAX), None, "at most so many tasks read the DataFrame or a micro-batch; without it by size"),
+    Option("seqno", ("read",), _make_whole_number(0, TIME_MAX), None, "read as at this point of the log: `latest` is the last time sealed there, so reads of several collections belong together"),
+    Option("schema", ("read",), _make_whole_number(1, 2**31), None, "the version of the schema to read with; by default the newest one when the DataFrame is made"),
+    Option("partitions", _READS, _make_whole_number(1, PARTITIONS_MAX), None, "the greatest number of tasks that read the DataFrame or a micro-batch; by default by size"),
     Option("timeout_s", ("read",), _SECONDS, str(READ_TIMEOUT_S), "how long to wait for the time to be sealed, if it is not"),
-    Option("timeout_s", ("stream",), _SECONDS, None, "how long the query may run without `as_of` being sealed; without it for ever, and not at all with `Trigger.AvailableNow`"),
-    Option("max_updates_per_trigger", ("stream",), _make_whole_number(1, COUNT_MAX), None, "at most so many updates in a micro-batch, as they are stored; one time alone may exceed it"),
-    Option("max_times_per_trigger", ("stream",), _make_whole_number(1, COUNT_MAX), None, "at most so many different times in a micro-batch"),
-    Option("hold", ("stream",), _HOLD, None, "the permanent hold that keeps history for the query, also while it is stopped; without it a name is drawn. It stays until the collection is complete for ever or `collection.hold(name=…).release()`. `none`: nothing is kept and nothing is written to the location"),
+    Option("timeout_s", ("stream",), _SECONDS, None, "how long to wait until `as_of` is sealed; by default for ever, and not at all with `Trigger.AvailableNow`"),
+    Option("max_updates_per_trigger", ("stream",), _make_whole_number(1, COUNT_MAX), None, "the greatest number of stored updates in a micro-batch; one time alone may exceed it"),
+    Option("max_times_per_trigger", ("stream",), _make_whole_number(1, COUNT_MAX), None, "the greatest number of different times in a micro-batch"),
+    Option("hold", ("stream",), _HOLD, None, "the name of the permanent hold that keeps history for the query, also while it is stopped; by default random. The hold stays until the collection is complete for ever or `collection.hold(name=…).release()`. `none`: no hold, and nothing is written to the location"),
     Option("mode", _WRITES, _make_choice("append", "upsert"), "append", "`upsert`: rows are events for a keyed collection"),
-    Option("time", ("write",), _TIME_OR_COLUMN, None, "the time of all rows, or the name of the column that has the time of each, if the DataFrame has no column `_time`; overwriting, the time of the difference. By default that of the commit, which seals after it"),
-    Option("time", ("streaming write",), _TEXT, None, "the name of the column that has the times, integers or timestamps. Without it and a column `_time`, each micro-batch gets one time, which is sealed"),
-    Option("seal", ("write",), _FRONTIER, None, "seal to this upper in the same commit; `end` is for ever"),
-    Option("seal", ("streaming write",), _make_choice("max", "none"), None, "where rows have times, seal beyond the largest time of the micro-batch, which is the default, or nothing"),
-    Option("watermark", ("streaming write",), _make_whole_number(0, TIME_MAX), None, "instead of `seal`: seal up to the largest time minus this, in units of times"),
+    Option("time", ("write",), _TIME_OR_COLUMN, None, "the time of all rows, or the name of the column that has the time of each, if the DataFrame has no column `_time`; of an overwrite, the time of the difference. By default the time of the commit, which seals it"),
+    Option("time", ("streaming write",), _TEXT, None, "the name of the column that has the times, integers or timestamps. Without it and without a column `_time`, each micro-batch gets one time, which is sealed"),
+    Option("seal", ("write",), _FRONTIER, None, "seal up to this time in the same commit; `end`: the collection is complete for ever"),
+    Option("seal", ("streaming write",), _make_choice("max", "none"), None, "if rows have times: seal up to and including the largest time of the micro-batch (the default), or nothing"),
+    Option("watermark", ("streaming write",), _make_whole_number(0, TIME_MAX), None, "instead of `seal`: seal up to the largest time minus this number"),
     Option("key", ("write",), _COLUMNS, None, "create the collection with this key, if there is none; `[]` for no key"),
     Option("where", ("write",), _TEXT, None, "with `mode(\"overwrite\")`: replace only records for which this is true, such as `status = 'new' and id > 5`"),
-    Option("multiset", ("write",), _make_choice("true", "false"), "false", "with `mode(\"overwrite\")`: let keys have several rows; without it, that is an error"),
-    Option("token", ("write",), _TOKEN, None, "names the write, so that doing it again does nothing"),
+    Option("multiset", ("write",), _make_choice("true", "false"), "false", "with `mode(\"overwrite\")`: allow several rows of a key, which are an error otherwise"),
+    Option("token", ("write",), _TOKEN, None, "a name for the write, so that a repetition does nothing"),
     Option("allow_future", _WRITES, _YES, "false", "on a timeline, take times that are more than a day ahead of the clock"),
-    Option("late", _WRITES, _make_choice("error", "drop", "collect"), None, "what becomes of late updates: an error, which is the default; left out and logged; or, of events, added to `late_collection`. For `write` only with mode `upsert`"),
+    Option("late", _WRITES, _make_choice("error", "drop", "collect"), None, "late updates are an error (the default), are left out and logged, or (events only) are added to `late_collection`. For `write` only with mode `upsert`"),
     Option("late_collection", _WRITES, _TEXT, None, "the collection that late events are added to by the same commit, with their reasons"),
-    Option("first_batch", ("streaming write",), _make_whole_number(0, 2**63 - 1), "0", "the number of the batch at which a query that wrote elsewhere before goes on here"),
+    Option("first_batch", ("streaming write",), _make_whole_number(0, 2**63 - 1), "0", "the number of the first batch, if the query wrote elsewhere before"),
 )  # fmt: skip
 
 
-def split_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
+def split_options(texts: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
     """Return the location, the options of the store, and the other options, with lower-case names."""
-    lower = {name.lower(): text for name, text in given.items()}
+    lower = {name.lower(): text for name, text in texts.items()}
     if "provider" in lower:
         raise InvalidUsage(
             "Spark does not pass on the options of a table that was made by CREATE TABLE … USING persist: use a table "
@@ -286,9 +286,9 @@ class ReadOptions:
     storage: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "ReadOptions":
+    def of(cls, texts: Mapping[str, str]) -> "ReadOptions":
         """Parse and check the options that a user passed to Spark."""
-        options = _parse_options(given, "read")
+        options = _parse_options(texts, "read")
         form = options.values["form"]
         of_contents = {"start", "until", "times"}
         unfit = {
@@ -324,9 +324,9 @@ class StreamOptions(SourceOptions):
     times: Times = "int"
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "StreamOptions":
+    def of(cls, texts: Mapping[str, str]) -> "StreamOptions":
         """Parse and check the options that a user passed to Spark."""
-        options = _parse_options(given, "stream")
+        options = _parse_options(texts, "stream")
         values, form = options.values, options.values.get("form")
         if form is None:
             raise InvalidUsage(
@@ -373,9 +373,9 @@ class WriteOptions(SinkOptions):
     late_collection: str | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "WriteOptions":
+    def of(cls, texts: Mapping[str, str]) -> "WriteOptions":
         """Parse and check the options that a user passed to Spark."""
-        options = _parse_options(given, "write")
+        options = _parse_options(texts, "write")
         values = options.values
         upserts, late = values.pop("mode") == "upsert", values.get("late")
         options.refuse({"key"} if upserts else set(), 'mode="upsert": create a keyed collection with Client.create')

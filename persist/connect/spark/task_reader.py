@@ -54,7 +54,7 @@ class Slice(InputPartition):
         self.__dict__.update(pickle.loads(zlib.decompress(packed)))  # noqa: S301  # The driver has made it.
 
     def rows(self, form: Form, what: What, schema: StructType) -> Iterator[pa.RecordBatch]:
-        """Read the slice in a task; yield its rows in the types that Spark expects."""
+        """Yield the rows of the slice in types of Spark. `what`: "all" for contents, "changes" for updates."""
         with surface_errors(), self.address.open_store() as storage:
             rows = 0
             for table in self._read_tables(form, what, PartReader(storage.blob)):

@@ -290,7 +290,7 @@ class _Parser:
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
             raise InvalidUsage(
                 f"the condition {self._text!r:.200} compares {_describe_value(value)} with a column of type "
-                f"{target_type}, of which it is not a value. Text is in single quotes, "
+                f"{target_type}, which cannot have that value. Text is in single quotes, "
                 "moments are as '2026-11-21T12:00:00Z'"
             ) from None
 

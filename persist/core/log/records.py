@@ -223,7 +223,7 @@ def read_commit_id(blob: Blob, seqno: int) -> str | None:
 def matches_commit(blob: Blob, seqno: int, commit: str) -> bool:
     """Return whether the record at seqno begins with a commit id. Cost: a small GET.
 
-    False does not prove that it is another commit: `read_commit_id` does.
+    False does not prove that the commit differs: call `read_commit_id` to be sure.
     """
     head = blob.get(make_record_key(seqno), (0, HEAD_BYTES))
     return head is not None and f'"commit":"{commit}"'.encode() in head

@@ -292,7 +292,7 @@ def apply_replacement(contents: CollectionState, step: kinds.Replace) -> Collect
     """Apply a compaction, and check its list of unused blobs.
 
     Raises:
-        Superseded: a run or keyframe that it replaces or builds on does not exist any more, or it names the wrong
+        Superseded: a run or keyframe that the step replaces or reads does not exist any more, or it names the wrong
         unused blobs.
         ValueError: it breaks an invariant, which no compaction of these contents does.
     """
@@ -306,7 +306,7 @@ def compute_replacement(contents: CollectionState, step: kinds.Replace) -> tuple
     """Return contents after a compaction, and the blobs that become unused.
 
     Raises:
-        Superseded: a run or keyframe that it replaces or builds on does not exist any more.
+        Superseded: a run or keyframe that the step replaces or reads does not exist any more.
         ValueError: it breaks an invariant, which no compaction of these contents does.
     """
     numbered = {**contents.numbered, **dict(enumerate(step.parts, contents.next_number))}

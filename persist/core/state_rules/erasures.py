@@ -74,9 +74,9 @@ def replace_erased_parts(contents: CollectionState, step: kinds.Erase) -> Collec
         raise Superseded("a part that this erasure replaces is not there any more: a compaction came first")
     used = sorted(chain.from_iterable(replaced.values()))
     if used != sorted(new_parts):
-        raise ValueError("it brings parts that take no place, or two")
+        raise ValueError("it brings parts that replace no part, or two")
     if any((number in contents.pending) != (n >= first_event) for number, names in replaced.items() for n in names):
-        raise ValueError("it puts events in the place of updates, or updates in that of events")
+        raise ValueError("it replaces updates by events, or events by updates")
 
     def remap_numbers(run: Numbers) -> Numbers:
         return tuple(chain.from_iterable(replaced.get(number, (number,)) for number in run))

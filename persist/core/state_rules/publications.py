@@ -34,7 +34,7 @@ def add_table_version(contents: CollectionState, step: kinds.Publish) -> Collect
     if not is_id(step.id):
         raise ValueError(f"{step.id[:200]!r} is not the id of a table")
     if publication_before is not None and publication_before.id != step.id:
-        raise Superseded(f"the {step.table} table of {contents.name!r} was given up, and is another one by now")
+        raise Superseded(f"the {step.table} table of {contents.name!r} was removed and published anew meanwhile")
     if step.as_of >= contents.upper:
         raise AsOfNotSealed(step.as_of, to_antichain(contents.upper), 0.0)
     if not 1 <= step.schema <= len(contents.earlier) + 1:

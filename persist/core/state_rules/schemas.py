@@ -97,7 +97,7 @@ def apply_redefine(contents: CollectionState, step: kinds.Redefine) -> Collectio
     Raises:
         UpperMismatch, ViewRedefined, SchemaMoved: the view was refreshed, or another client was first.
         InvalidUsage: the collection is not a view, or is complete for ever.
-        SchemaMismatch: the schema may not follow the newest.
+        SchemaMismatch: the new schema may not follow the newest version.
     """
     if contents.view is None:
         raise InvalidUsage(f"collection {contents.name!r} is not a view: it is written by its users")

@@ -120,7 +120,7 @@ class CollectionEntry(msgspec.Struct, frozen=True):
 class State:
     """The state after all records up to `seqno`, whose commit id is `commit`; -1 and None for an empty log.
 
-    `format` is the location's number: the greatest of its records; for an empty log, the newest.
+    `format` is the location's format number: the greatest of its records'; for an empty log, the newest.
     """
 
     location: str | None = None
@@ -265,7 +265,7 @@ class StateChanges:
 
         Each view that reads a collection has a permanent hold on it, with the view's id in its name.
 
-        Without loaded contents, this is a replay of a record whose writer has checked it.
+        Without loaded contents, nothing is checked: this replays a record whose writer has checked it.
         """
         holds = entry.contents.holds if entry.contents is not None else {}
         readers = {reader.name for hold in holds if (reader := self._find_reader(hold)) is not None}

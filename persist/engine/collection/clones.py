@@ -11,12 +11,12 @@ crosses no keyframe. An old time between keyframes may lie in the middle of a la
 
 The clone is one record, whatever its size, and a part list if it is long. That record holds only if the source still
 names all that is shared (`persist.core.state_rules.state`). If a compaction came first, the clone is planned again.
-After the record, the two are independent: each has its own schema, frontiers, events, compaction and end.
-Blobs are deleted when no collection names them any more (`persist.engine.upkeep.garbage`).
+After the record, the two are independent: each has its own schema, frontiers, events, compaction and end. Blobs are
+deleted when no collection names them any more (`persist.engine.upkeep.garbage`).
 
-A clone does not copy what belongs to one collection alone: holds, tags, tokens, published tables, events that are
-not resolved, the definition of a view. It keeps descriptions, the retention and, if it is keyed, the declaration and
-the present late bound: with an earlier one, late events could restore deleted rows.
+A clone does not copy what belongs to one collection alone: holds, tags, tokens, published tables, events that are not
+resolved, the definition of a view. It keeps descriptions, the retention and, if it is keyed, the declaration and the
+present late bound: with an earlier one, late events could restore deleted rows.
 
 Rejected: an upper bound in the descriptor of a shared part. Every reader, sum, statistic and published table would have
 to apply it. Rejected: a keyframe after `as_of` minus the history between, by which a clone would need times that it has

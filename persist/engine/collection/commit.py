@@ -8,8 +8,8 @@ newest contents (`persist.engine.collection.planned_commits.submit_all`), and on
   deleted.
 - A seal of a keyed collection resolves the events that were pending before the block, together with the block's.
 - Steps on a keyed collection are checked in their order: an event before a seal of the block is refused, and so is a
-  seal to an earlier time. The last seal counts. A condition, such as an expected upper, is tested
-  on the contents before the block.
+  seal to an earlier time. The last seal counts. A condition, such as an expected upper, is tested on the contents
+  before the block.
 - If another client changes one of the collections first, everything is validated again, and changed collections are
   resolved again. An upsert of a plain collection, and an overwrite or a delete without a time, is the difference to the
   contents when the block ends, and is computed again after a conflict. With a time, it is the difference to the
@@ -433,7 +433,7 @@ def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment |
 
     Args:
         rewritten: gets a reader of the contents; returns the removed and the new rows, or None for no change.
-        time: of the difference; None for the time of the commit.
+        time: the time of the difference; None for the time of the commit.
     """
     future = commit_one(handle, "sql", WriteOptions(), lambda commit: commit.rewrite(handle, rewritten, time=time))
     if handle.keyed is not None and isinstance(future.exception(), Unchanged):

@@ -290,7 +290,7 @@ def _check_fits(
 def _iterate_pending_rows(
     reader: PartReader, contents: CollectionState, schema: CollectionSchema, columns: list[str]
 ) -> Iterator[pa.Table]:
-    """Yield value columns of the pending events, which must be readable under another schema, too."""
+    """Yield value columns of the pending events, read with another schema."""
     if contents.keyed is None or not contents.pending:
         return
     events = make_event_schema(schema, list_event_fields(schema, contents.keyed))

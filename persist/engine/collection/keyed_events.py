@@ -112,9 +112,9 @@ class KeyedChange:
 
     Attributes:
         new: the new rows, in a form of `compute_differences`; or a function that computes them from the contents.
-        time: of the change; None for the time of the commit.
+        time: the time of the change; None for the time of the commit.
         where: only rows for which this is true are replaced; None for all.
-        digest: of the complete request.
+        digest: the digest of the complete request.
     """
 
     new: NewRows | Rewritten
@@ -123,7 +123,7 @@ class KeyedChange:
     digest: int
 
     def updates(self, handle: CollectionHandle, after: CollectionState) -> Iterator[pa.Table]:
-        """Yield the updates to add, from the contents after the events.
+        """Yield the updates of the change, computed from the contents after all events before it.
 
         Raises: as `KeyReplacement`; SchemaMismatch, if the collection has another schema by now; Unchanged.
         """

@@ -80,7 +80,7 @@ from persist.engine.write.write_options import compute_delete_digest, compute_ov
 
 
 def make_restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None, token: str | None) -> list[Step]:
-    """Return the steps that revert all changes since a sealed time. Cost: these changes.
+    """Return the steps that revert all changes since a sealed time. Cost: reading these changes.
 
     Raises: the errors of `make_overwrite_steps`; AsOfCompacted, if the old contents are compacted.
     """
@@ -106,7 +106,7 @@ def make_rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int
 
     Args:
         rewritten: gets a reader of the contents, and returns the removed and the new rows.
-        time: of the difference; None for the time of the commit.
+        time: the time of the difference; None for the time of the commit.
     """
     contents = _read_after_requests(handle)
     with ExitStack() as stack:
@@ -136,7 +136,7 @@ def make_overwrite_steps(
     With a token that was used before, only its digest is returned, so that the commit recognises the repetition.
 
     Args:
-        time: of the difference; None for the time of the commit.
+        time: the time of the difference; None for the time of the commit.
         multiset: whether keys may have several rows.
 
     Raises:
@@ -225,7 +225,7 @@ class NewContents:
             self._held = copy_table(new), digest
 
     def make_keyed_change(self, where: pc.Expression | None) -> KeyedChange:
-        """Return the change of a keyed collection to the new rows; keep this open until it is committed."""
+        """Return the change to the new rows in a keyed collection; close this only after its commit."""
         self.read()
         new, digest = self._get_new_rows()
         digest = compute_overwrite_digest(digest, self._at, format_filter(where, self._token))

@@ -8,8 +8,8 @@ diffs are compared, which shows a slice that was lost or read twice.
 After large work, and after each collection of garbage, `release_unused_memory` returns memory to the operating system.
 Allocators keep freed memory for reuse. After a compaction that is often ten times the memory in use, and the next
 compaction may be hours away. Small pieces of work also leave free memory in the heaps of all threads, which grows for
-months. Reads and writes do not return memory: the next ones would request the same pages again, which costs more
-than it saves.
+months. Reads and writes do not return memory: the next ones would request the same pages again, which costs more than
+it saves.
 """
 
 import ctypes
@@ -383,11 +383,9 @@ class _Attempt:
         self._contents = contents
 
     def make_conditions(self, step: kinds.Replace) -> tuple[ExpectErasures, ExpectRuns]:
-        """Return the conditions under which a step may be committed.
+        """Return the conditions that nothing was erased, and that a step's removed runs have the same parts.
 
-        Nothing was erased, and the runs that the step removes still have the same parts.
-
-        The second condition matters, because a merged run keeps the number of its first part.
+        Numbers do not show the latter: a merged run keeps the number of its first part.
         """
         runs = tuple(run for run in self._contents.history if run[0] in step.removed_runs)
         id_ = self._contents.id

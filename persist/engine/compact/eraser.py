@@ -1,8 +1,8 @@
 """Plans erasures: the parts of a collection that contain records to erase, and the parts that replace them.
 
-Erasure is a rewrite like compaction, by the same part maker, with one difference: some rows are left out. Key and
-value alone decide about a record (`ErasedRecords`), so its part, time and diff do not matter. The deciding columns of
-each part are read by themselves. A part with such a record is rewritten under the newest schema; its neighbours stay.
+Erasure is a rewrite like compaction, by the same part maker, with one difference: some rows are left out. Key and value
+alone decide about a record (`ErasedRecords`), so its part, time and diff do not matter. The deciding columns of each
+part are read by themselves. A part with such a record is rewritten under the newest schema; its neighbours stay.
 
 In a keyed collection, a condition erases everything of each key that has a record, or a pending event, for which it is
 true. A deletion event is not a record, so its NULLs match nothing. If one event of a key were erased alone, the result
@@ -155,7 +155,7 @@ class PartEraser:
     """Plans the erasure of records of one collection, again for each newer state.
 
     Args:
-        collection: its id.
+        collection: the id of the collection.
         maker, writer, reader: make parts, store small ones, and read them.
     """
 

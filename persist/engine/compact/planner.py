@@ -19,8 +19,8 @@ most `merge_runs` runs for each interval.
 
 If no update retracts another, the history equals the contents, and no keyframe is made.
 
-A new keyframe shares the parts whose keys no update has touched, so it costs the other parts only. It is due when
-the history since the last one has `keyframe_fraction` of the rows of all parts. It is also due when the history has
+A new keyframe shares the parts whose keys no update has touched, so it costs the other parts only. It is due when the
+history since the last one has `keyframe_fraction` of the rows of all parts. It is also due when the history has
 `HISTORY_TIMES` the rows of the parts that it touches, however large the rest is. So frequently changed keys are
 rewritten often: the latest contents of a small range of keys stay cheap to read in a large collection, and such
 keyframes add at most 1 / `HISTORY_TIMES` to the incoming bytes. Each of them names all its parts, and planning a read

@@ -91,8 +91,8 @@ class PartMaker(Protocol):
         """Make runs of one collection.
 
         Args:
-            collection: its id.
-            runs: of pieces, consumed one by one as the work proceeds.
+            collection: the id of the collection.
+            runs: the pieces of each run, consumed one by one as the work proceeds.
             sources: parts that the rows come from, and maybe others; a hint (see `PartStream`).
 
         Raises:
@@ -267,7 +267,7 @@ def plan_keyframe(scan: Scan, numbers: Mapping[str, int], part_bytes: int, maker
     """Yield the pieces of a keyframe, from a plan of `plan_snapshot`, in key order.
 
     Args:
-        numbers: of parts, by their blobs.
+        numbers: the numbers of parts, by blob.
         part_bytes: the target size of a part.
         maker: tests whether the history changes a region.
     """

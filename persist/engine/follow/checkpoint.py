@@ -3,10 +3,10 @@
 The first half of a checkpoint's name makes the newest one the first in a listing: opening takes one page however many
 there are. The directory has, for each collection, the pointers to its state objects and the later mutations
 (`persist.core.state_rules.state.CollectionEntry` without its contents). A new state object is written only when these
-mutations have grown past `STORED_PENDING_MAX` or `STORED_PENDING_BYTES_MAX`. A checkpoint has the entries that
-changed lately, and points to the other ones (`persist.engine.follow.directory`), so it costs one PUT, and a fraction of
-a PUT for each changed collection, however many collections there are. It can therefore be made every `INTERVAL`
-records, which bounds the GETs of opening.
+mutations have grown past `STORED_PENDING_MAX` or `STORED_PENDING_BYTES_MAX`. A checkpoint has the entries that changed
+lately, and points to the other ones (`persist.engine.follow.directory`), so it costs one PUT, and a fraction of a PUT
+for each changed collection, however many collections there are. It can therefore be made every `INTERVAL` records,
+which bounds the GETs of opening.
 
 A checkpoint is computed from the newest one that `list_reusable_levels` allows and the records after it, not from its
 maker's memory. So all clients refer to the same state and directory objects. If the newest checkpoints do not refer to
@@ -14,9 +14,9 @@ an object, no later one will, and it can be deleted (`persist.engine.upkeep.garb
 maker is). If no checkpoint is allowed, everything is written again. A maker may cache only the contents of such
 objects.
 
-As long as the log has not been truncated, it contains all that checkpoints and state objects contain. They are
-never changed, and any client that can write may create them. Rejected: one state object per collection and checkpoint,
-which costs 200 PUTs each time when 200 collections are sealed together.
+As long as the log has not been truncated, it contains all that checkpoints and state objects contain. They are never
+changed, and any client that can write may create them. Rejected: one state object per collection and checkpoint, which
+costs 200 PUTs each time when 200 collections are sealed together.
 """
 
 import logging
@@ -225,8 +225,8 @@ def list_checkpoints_beyond_log(blob: Blob) -> list[int]:
     """Return the seqnos of checkpoints of records that the log lacks, newest first.
 
     A client whose location was rolled back while it wrote a checkpoint leaves such a checkpoint, and perhaps records
-    after it. The list is empty if the log alone does not determine the state. Cost: a page of LIST and three GETs if
-    there are none.
+    after it. The list is empty if the log has no record of any checkpoint and does not begin at 0, because then it
+    cannot replace them. Cost: a page of LIST and three GETs if there are none.
     """
 
     def is_there(seqno: int) -> bool:

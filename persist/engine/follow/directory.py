@@ -276,8 +276,7 @@ def store_directory(
     """Return the directory of a new checkpoint, which extends the last of levels.
 
     The state objects of changed entries must be stored already. New directory objects are passed to store first, one at
-    a time.
-    Cost: proportional to the changes, and to the levels that are merged with them.
+    a time. Cost: proportional to the changes, and to the levels that are merged with them.
 
     Args:
         levels: the levels of the checkpoint that the new one extends.

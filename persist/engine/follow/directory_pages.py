@@ -8,8 +8,8 @@ reads that list, a thousandth of all bytes, and then one page of each table for 
 
 Invariants:
 - keys ascend over all pages of a table;
-- a later table reuses an object if no later item has a key in its range. So no object in a table has an entry that the
-  same table replaces: destroyed data does not survive beside idle data;
+- a later table reuses an object if no later item has a key in its range. So no reused object has an entry that the
+  later table replaces: destroyed data does not stay with data that is still used;
 - entries with leased holds are listed with their object, so that the end of a lease reads no others.
 
 Rejected: a filter of keys for each object. A directory has few levels of pages, and a look-up of a key

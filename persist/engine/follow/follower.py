@@ -70,7 +70,7 @@ class Follower(KnownCollections):
             poll_s: the longest pause of threads that wait for a record; see `Settings.poll_s`.
             pool: makes several requests at once. Its threads must not wait for the follower's lock, which callers hold.
             cache: keeps state objects and tokens.
-            policy: of a location whose log has none; see `Tuning.policy`.
+            policy: the policy if the log has none; see `Tuning.policy`.
 
         Cost: two pages of LIST, and a GET for the checkpoint, for each of its directory objects, and for each later
         record, or else its own record. At a remote store, they take as long as three or four requests.
@@ -127,8 +127,8 @@ class Follower(KnownCollections):
     def _verify_checkpoint(self, newest: State) -> bool:
         """Return False if a checkpoint was deleted meanwhile.
 
-        Raises CorruptBlob if neither its own record nor a later one exists. The checkpoint may then belong to
-        another location, whose rows must not be mixed with this one's, or the log alone was rolled back.
+        Raises CorruptBlob if neither its own record nor a later one exists. The checkpoint may then belong to another
+        location, whose rows must not be mixed with this one's, or the log alone was rolled back.
         """
         if self._state.seqno != newest.seqno or newest.location is None:
             return True
@@ -233,9 +233,9 @@ class Follower(KnownCollections):
     def was_truncated(self, record: Record, *, past_is_there: bool) -> bool:
         """Return whether the slot of a record that was just created has been truncated, before or after that.
 
-        past_is_there: whether the preceding record was seen to exist.
-        Cost: nothing, unless this client has not seen the end of the log for `STALE_AFTER_S`, or another thread has
-        moved the state past the slot without reading its record: then a LIST and a GET.
+        past_is_there: whether the preceding record was seen to exist. Cost: nothing, unless this client has not seen
+        the end of the log for `STALE_AFTER_S`, or another thread has moved the state past the slot without reading its
+        record: then a LIST and a GET.
         """
         with self._lock:
             recent = self._recent.get(record.seqno)

@@ -6,9 +6,9 @@ would continue beyond this *hole*, and its writes would be acknowledged and neve
 - Each record names the commit before it, so a record made after the roll-back cannot pass for the next one.
 - A checkpoint's maker first checks that all its records exist (`persist.engine.follow.checkpoint.write_checkpoint`), so
   no checkpoint bridges a hole.
-- Nothing is acknowledged before the client has seen, after the request, that its predecessors still exist:
-  `determine_fate` looks for the record before, and for the last records known when records of others were read. If
-  there is a hole, one of these is its last missing record. See `persist.engine.write.store_checks`.
+- No commit is acknowledged before the client has checked, after its request, that the preceding records still exist:
+  `determine_fate` looks for the record before it, and for the records that were newest when records of others were
+  read. If there is a hole, one of these is its last missing record. See `persist.engine.write.store_checks`.
 - From time to time a client checks this without a commit, so that no client writes beyond a hole and readers notice
   one. A writer checks before it creates a record, at most every `PROVE_AFTER_S`; a reader after it has read on, at most
   every `PROVE_READS_AFTER_S`.

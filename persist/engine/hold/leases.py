@@ -12,8 +12,8 @@ of claims it is moved every tenth of a lease. A hold is moved at once when this 
 explicit hold, or is closed. The lease is granted with the first hold, renewed every third of its duration while there
 is a hold, and ended with the last hold.
 
-Joint claims (`claim_all`), and all holds that are due to move, are one record for any number of collections.
-Claims of several threads while the store is busy share the next record, like all commits.
+Joint claims (`claim_all`), and all holds that are due to move, are one record for any number of collections. Claims of
+several threads while the store is busy share the next record, like all commits.
 
 The log decides whether a lease has expired: a client whose clock is past the expiry and the declared skew writes a
 record. Until then it can be renewed, however late. A reader that finds its lease gone gets `LeaseExpired`. So a wrong
@@ -477,8 +477,6 @@ class Leases:
         for group in groups:
             steps = [*(begins if alone is None else []), *(step for id_ in group for step in planned[id_])]
             futures.append(self._commit(steps, {id_: holds[id_].name for id_ in group}))
-        for future in futures:
-            future.exception()
         self._note_lease_start(lease, begins, futures[0] if alone is None else alone)
         return futures
 

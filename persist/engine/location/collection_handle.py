@@ -62,7 +62,7 @@ class CollectionHandle(CollectionTimes):
     Attributes:
         engine: reads and writes it.
         id: unique in the location, for ever.
-        loaded_as: its name when it was loaded.
+        loaded_as: the name of the collection when it was loaded.
         schema: its key and value columns.
         keyed: how it resolves events, if it is keyed.
         machine: resolves its events, if this process has it.
@@ -88,12 +88,12 @@ class CollectionHandle(CollectionTimes):
 
     @property
     def name(self) -> str:
-        """Its known name; if it was dropped, the name that it was loaded by."""
+        """The known name of the collection; if it was dropped, the name that it was loaded by."""
         entry = self.engine.follower.entry(self.id)
         return self.loaded_as if entry is None else entry.name
 
     def contents(self) -> CollectionState:
-        """Return its newest state; an empty one before the commit that creates it. Cost: one GET.
+        """Return the newest state of the collection; an empty one before its creating commit. Cost: one GET.
 
         Raises CollectionNotFound: it was dropped.
         """
@@ -103,7 +103,7 @@ class CollectionHandle(CollectionTimes):
         return self.engine.follower.refresh_and_require(self.id, self.loaded_as)
 
     def get_known_state(self) -> CollectionState:
-        """Return its known state, without a request. Raises CollectionNotFound: it was dropped."""
+        """Return the known state of the collection, without a request. Raises CollectionNotFound: it was dropped."""
         if self.create is not None and self.engine.follower.entry(self.id) is None:
             return CollectionState(self.id, self.loaded_as, self.create.schema)
         contents = self.engine.follower.load(self.id)
@@ -163,7 +163,7 @@ class CollectionHandle(CollectionTimes):
         Args:
             timeout_s: how long to wait for the seal; None without a limit.
             as_of: None means the latest sealed time; if nothing is sealed, the call fails at once.
-            until: for the error, the upper bound of the requested changes.
+            until: the upper bound of the requested changes, for the error.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read, or not within timeout_s.

@@ -41,7 +41,7 @@ class CollectionTimes(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Its known name."""
+        """The known name of the collection."""
 
     @property
     @abstractmethod
@@ -54,7 +54,7 @@ class CollectionTimes(ABC):
 
     @abstractmethod
     def contents(self) -> CollectionState:
-        """Return its newest state. Cost: one GET."""
+        """Return the newest state of the collection. Cost: one GET."""
 
     @abstractmethod
     def wait_sealed(

@@ -1,7 +1,7 @@
 """One location, open in one process: a client's resources, and the basic operations.
 
-`persist.open` makes it; it is `Client.engine`. Its operations identify collections by id; operations on one
-collection are in `CollectionHandle`.
+`persist.open` makes it; it is `Client.engine`. Its operations identify collections by id; operations on one collection
+are in `CollectionHandle`.
 """
 
 import os
@@ -183,8 +183,8 @@ class Engine:
         """Queue steps as one commit, after all earlier ones; return at once, or as soon as there is room.
 
         Args:
-            action: its name in errors.
-            names: of the collections in the steps, by id; for errors.
+            action: the name of the caller's operation in errors.
+            names: the names of the collections in the steps, by id, for errors.
             renew: makes the steps again for each state that the record may follow, in the committing thread.
 
         Raises:
@@ -250,7 +250,7 @@ class Engine:
         return self.claim_all([WantedClaim(collection, name, time)], consumer)[0]
 
     def claim_unseen(self, claim: WantedClaim) -> Claim | None:
-        """Claim without a refresh before, if the record of the claim shows the newest state.
+        """Claim without a refresh first, if the record of the claim shows the newest state.
 
         Return None otherwise, or if the known state refuses the claim: then refresh, and call `claim`.
         """

@@ -37,8 +37,8 @@ class MomentMap:
     """Converts moments to times of a collection.
 
     Attributes:
-        name: of the collection whose times they are.
-        upper: of the map.
+        name: the name of the collection whose times are converted.
+        upper: the upper of the map.
         read: returns the rows of the map that pass a filter.
     """
 

@@ -376,7 +376,7 @@ class UpgradeReport(Shown):
     Attributes:
         before, after: the number of the location's format; equal if there is nothing to do.
         seqno: the record that raised the format; None if there was nothing to do, or this was only a plan.
-        brings: by number, what a location may contain from that format on.
+        brings: for each format number, the features that a location may have from then on.
     """
 
     before: int

@@ -90,7 +90,7 @@ class KeyedQueue:
     depends on the earlier requests. So the thread runs these first, inside the callback.
 
     Args:
-        bytes_max: of queued and running events; beyond it, callers wait.
+        bytes_max: the most bytes of queued and running events; beyond it, callers wait.
         may_wait: whether the calling thread may wait for a commit.
     """
 

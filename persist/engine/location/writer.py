@@ -74,7 +74,7 @@ class Writer:
 
     Attributes:
         committer: makes records from submitted steps.
-        leases: of this client, and the claims of its reads.
+        leases: the lease of this client, and the claims of its reads.
         consumers: the leases of consumers that resume by name.
         garbage: deletes unneeded blobs.
         compactor: compacts by the policy of the settings, in this process.

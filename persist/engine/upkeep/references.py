@@ -6,8 +6,8 @@ checkpoint names exist, and none of them is about to be deleted.
 
 Older checkpoints do not change, and one for each hour of the log stays. So the names in each are cached between two
 garbage collections, by its checksum. Without this, reading the directory objects of a week took ten times as long as
-the rest of a collection, with a thousand collections. Hashes are cached instead of names. If two names have one
-hash, an unused object stays; a used object is never deleted.
+the rest of a collection, with a thousand collections. Hashes are cached instead of names. If two names have one hash,
+an unused object stays; a used object is never deleted.
 
 Pages of a large directory do not change either. So the collector caches the names in each object of pages, and reads
 only new objects. The names in a replaced entry count until its page is rewritten, which happens before the page is
@@ -95,7 +95,7 @@ class CheckedUploads:
 
 
 class KnownNames:
-    """The cache of a collector between two garbage collections.
+    """The names in checkpoints that a collector caches between two garbage collections.
 
     Attributes:
         hashes: int64[names] in each checkpoint but the newest, by its pointer.
@@ -184,7 +184,7 @@ class Names:
         A useless checkpoint names a deleted object: it was stored when newer checkpoints existed.
 
         Args:
-            seqnos: of the checkpoints; the newest one is skipped.
+            seqnos: the seqnos of all checkpoints; the newest one is skipped.
             present: keys that were listed.
         """
         keys = [*present]
@@ -280,7 +280,7 @@ def list_named(blob: Blob, state: State, folder: str, shares: Mapping[str, Seque
 def find_unnamed(
     blob: Blob, state: State, checked: CheckedUploads, clones: Iterable[str]
 ) -> tuple[list[BlobEntry], set[str]]:
-    """Return the parts that no collection names, if they are due, and the shared folders.
+    """Return the parts that no collection names, among those to check now, and the shared folders.
 
     Parts that compaction left unused are included. Parts of destroyed collections are not: their folders, and the
     folders with parts of clones, count as shared.

@@ -17,8 +17,8 @@ module settles the operations without an answer.
 
 Every so many records, the pool makes a checkpoint of them (`Checkpointing`), one at a time.
 
-A blob is stored before the record that refers to it, never after. Uploads of rejected operations are deleted; after
-an indeterminate commit they are left, because the record may yet appear.
+A blob is stored before the record that refers to it, never after. Uploads of rejected operations are deleted; after an
+indeterminate commit they are left, because the record may yet appear.
 """
 
 import itertools

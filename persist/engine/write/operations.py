@@ -48,7 +48,7 @@ class Write(msgspec.Struct, frozen=True, eq=False):
     """Updates for one collection: a few, to encode with others, or parts that are being uploaded.
 
     Attributes:
-        bytes: its memory until it is durable.
+        bytes: the memory of the updates until they are durable.
         digest: the digest of the updates, if requested.
         is_kept: the parts stay after a rejection, because the caller deletes or reuses them.
         events: facts about events for a keyed collection, if these are events; `schema` is then the events' schema.
@@ -461,7 +461,7 @@ def choose_common_times(asks: Mapping[str, AtCommit], uppers: Mapping[str, int],
 
 
 def is_clock_time(requested: AtCommit, times: Mapping[str, int], upper: int) -> bool:
-    """Return whether the clock determines a commit's time, so that a wrong clock matters."""
+    """Return whether the clock, not the upper, sets a commit's time, which must then not be far ahead."""
     assigned = times.get(requested.collection)
     is_guarded = requested.timeline is not None and not requested.allow_future
     return is_guarded and assigned is not None and assigned > upper

@@ -184,7 +184,7 @@ def compute_group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int
 def open_run(
     memory_budget: int, schema: CollectionSchema, *, part_bytes: int = PART_BYTES_TARGET, sources: Sequence[Part] = ()
 ) -> PartStream:
-    """Return a stream of the parts of one run, whose encoded part takes at most a quarter of the budget."""
+    """Return a stream that encodes rows as parts of one run, each of at most a quarter of the budget."""
     return PartStream(
         schema,
         part_bytes_target=min(part_bytes, memory_budget // 4),

@@ -1,7 +1,7 @@
 """Requests to commit operations, and answers, as bytes; see `persist.engine.write.relay`.
 
-    message = checksum (16 bytes, xxh3_128 of the rest, most significant byte first), JSON
-    request = {"format", "location", "submitter", "after", "operations": [{"number", "names", "steps": [step, …]}, …]}
+    message = checksum (16 bytes, xxh3_128 of the rest, most significant byte first), JSON request = {"format",
+    "location", "submitter", "after", "operations": [{"number", "names", "steps": [step, …]}, …]}
     step    = a mutation of the log (docs/inside/format.md) | write | condition
     write   = {"kind": "write", "collection", "schema", "rows" | "parts", "time_min", "events"?, "at_commit"?}
             | {"kind": "at_commit", "collection", "timeline"?, "time"?} (for all writes of a collection without a time)

@@ -27,8 +27,8 @@ If one of these records has been truncated, the client's state is old. The clien
 checkpoint, and ignores its record if the slot has been truncated.
 
 If one is missing otherwise, the client stops. Its own record stays beyond the end of the log, because deleting it could
-harm another client; `fsck` sets it aside. A restore that removes the preceding record only after that look ran
-at the same time as the commit, and is not detected.
+harm another client; `fsck` sets it aside. A restore that removes the preceding record only after that look ran at the
+same time as the commit, and is not detected.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,9 @@ from persist.engine.follow.log_identity import determine_fate
 
 
 class StoreProof:
-    """The result of checking one client's store; for one thread at a time. Cost: one PUT for each client.
+    """Checks once whether the store refuses to create an existing record. Cost: one PUT for each client.
+
+    For one thread at a time.
 
     Attributes:
         is_given: whether the store has passed.
@@ -67,7 +69,7 @@ class StoreProof:
             raise StoreMisconfigured(self._refusal)
 
     def begin(self, record: Record, threads: Executor) -> None:
-        """Begin to offer an existing record to the store, in another thread. `find_early_offer` returns the result."""
+        """Begin to create an existing record again, as a check; `find_early_offer` returns the result."""
         self.early = record, threads.submit(self._blob.create, make_record_key(record.seqno), encode_record(record))
 
     def find_early_offer(self) -> Record | None:

@@ -1,8 +1,8 @@
 """Turns updates in any form into the step of a commit that adds them.
 
-Small writes wait to be encoded together with others. A pool uploads larger ones at once. A stream is read in
-the caller's thread: each piece is sorted and uploaded while the next one is read. So a stream may be larger than
-memory, and its parts are committed together.
+Small writes wait to be encoded together with others. A pool uploads larger ones at once. A stream is read in the
+caller's thread: each piece is sorted and uploaded while the next one is read. So a stream may be larger than memory,
+and its parts are committed together.
 
 A caller may reuse its buffers when the call returns. Arrow cannot distinguish its own memory from a NumPy array's, so
 updates that are encoded later are copied before. Only a table too large to sort at once is not copied: the call waits

@@ -110,7 +110,6 @@ app = typer.Typer(
 
 
 def _show_version(is_asked: bool) -> None:
-    """Print the version, and end the command."""
     if is_asked:
         from importlib.metadata import version
 

@@ -153,7 +153,7 @@ def _split_remedy(message: str) -> tuple[str, str | None]:
 
 
 def check_store(client: "persist.Client") -> Iterator[Finding]:
-    """Yield whether the store and its clock work, tested by a write that is deleted again."""
+    """Test the store and its clock by a write; delete the blob if the location is empty."""
     from persist.core.log.keys import CLOCK_KEY
 
     blob = client.engine.blob

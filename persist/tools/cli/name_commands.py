@@ -29,7 +29,7 @@ def tag(
     time: Annotated[str | None, typer.Argument(metavar="TIME", help="A sealed time; else the latest one.")] = None,
     move: Annotated[bool, typer.Option("--move", help="Move the tag if it is at another time.")] = False,
 ) -> None:
-    """Give a sealed time a name; it stays readable until the tag is dropped, by --as-of TAG."""
+    """Name a sealed time, so that --as-of TAG reads it; it stays readable until the tag is dropped."""
     with at.open_writer() as client:
         loaded = client.load(collection)
         tagged = loaded.tag(name, time, move=move)

@@ -157,7 +157,6 @@ def _parse_json(text: str, where: str) -> dict[str, Any]:
 
 
 def _parse_option(text: str) -> tuple[str, str]:
-    """Split NAME=VALUE into two."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise persist.InvalidUsage("a --storage-option is not of the form NAME=VALUE, such as region=eu-west-1")

@@ -86,7 +86,6 @@ def _write_batches(
 
 
 def _limit_batches(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the first `limit` rows."""
     remaining = limit
     for batch in batches:
         if remaining is not None:

@@ -55,7 +55,6 @@ def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
 
 
 def _escape(character: str) -> str:
-    """Return a character as an escape."""
     return character.encode("unicode_escape").decode("ascii")
 
 

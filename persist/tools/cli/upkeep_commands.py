@@ -209,12 +209,10 @@ def upgrade(
 
 
 def _make_seconds_option(help: str) -> Any:
-    """Return an option that takes seconds."""
     return typer.Option(metavar="SECONDS", help=help)
 
 
 def _make_count_option(help: str) -> Any:
-    """Return an option that takes a number."""
     return typer.Option(metavar="NUMBER", help=help)
 
 
@@ -358,7 +356,6 @@ def _commit_one_row(collection: "persist.Collection", n: int) -> None:
 
 
 def _measure_s(what: Callable[[], object]) -> float:
-    """Return the seconds that a function takes."""
     began = time.perf_counter()
     what()
     return time.perf_counter() - began

@@ -108,7 +108,7 @@ class SinkHealth:
 
 @dataclass(frozen=True)
 class SinceBlocker:
-    """A hold or tag that keeps since back, which would otherwise be `allowed`."""
+    """A hold or tag that keeps since back; without it, since would be `allowed`."""
 
     collection: str
     hold: str
@@ -355,7 +355,7 @@ def _sum_live_bytes(facts: Facts) -> int:
 
 
 def list_waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
-    """Return deleted blobs that are still stored, oldest first, without blobs of clones.
+    """Return deleted blobs that are still stored, oldest first, except blobs that clones use.
 
     Cost: a LIST for each folder of a collection, `LISTED_MAX` at most, and the states of the clones with parts there.
     """
@@ -464,7 +464,7 @@ def _list_due_work(
 def _list_recent_records(
     client: "persist.Client", known_facts: FactsCache, newest: int, floor: int
 ) -> list[RecordOrigin]:
-    """Return the writers of the newest records, newest first; reads records only once."""
+    """Return the writers of the newest records, newest first; reads only records that the cache lacks."""
     seqnos = range(newest, max(floor, newest + 1 - RECENT) - 1, -1)
     unknown = [seqno for seqno in seqnos if seqno not in known_facts.made]
     with ThreadPoolExecutor(THREADS, "persist-recent") as threads:

@@ -128,7 +128,6 @@ def _refuse_request(error: Exception, status: int) -> Response:
 
 
 def _add_headers(response: Response) -> Response:
-    """Add the security headers to a response."""
     response.headers.update(HEADERS)
     return response
 

@@ -207,11 +207,11 @@ def _list_facts(facts: Facts, now_s: float) -> dict[str, Any]:
     }
 
 
-def _match_key(wanted: pa.Table) -> pc.Expression:
+def _match_key(key_row: pa.Table) -> pc.Expression:
     """Return the condition that a row has the key of a table with one row."""
     condition: Any = None
-    for name in wanted.column_names:
-        value = wanted[name][0]
+    for name in key_row.column_names:
+        value = key_row[name][0]
         test = pc.field(name) == value if value.is_valid else pc.field(name).is_null()
         condition = test if condition is None else condition & test
     return condition

@@ -159,14 +159,14 @@ def _list_holds(client: "persist.Client", facts: Facts) -> list[dict[str, Any]]:
 _TIMES = frozenset(("upper", "input_upper", "since", "allowed", "time"))
 
 
-def _stringify_times(told: Any) -> Any:
-    """Return a value for JSON with integers as texts, because JavaScript lacks 64-bit integers."""
-    if isinstance(told, dict):
+def _stringify_times(answer: Any) -> Any:
+    """Return an answer with times as texts, because JavaScript lacks 64-bit integers."""
+    if isinstance(answer, dict):
         return {
             name: str(value) if name in _TIMES and isinstance(value, int) else _stringify_times(value)
-            for name, value in told.items()
+            for name, value in answer.items()
         }
-    return [_stringify_times(item) for item in told] if isinstance(told, list | tuple) else told
+    return [_stringify_times(item) for item in answer] if isinstance(answer, list | tuple) else answer
 
 
 def _compute_depths(edges: list[tuple[str, str]]) -> dict[str, int]:

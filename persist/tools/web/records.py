@@ -83,7 +83,7 @@ class Records:
         return [authors[at] for at in times]
 
     def list_newest_writes(self) -> Mapping[str, dict[str, Any]]:
-        """Return the newest write of each collection, by id."""
+        """Return the newest write of each collection, by id, and totals of its writes."""
         records, _ = self._list_newest()
         newest: dict[str, dict[str, Any]] = {}
         for record in records:  # The newest first.

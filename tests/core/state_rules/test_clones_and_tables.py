@@ -160,7 +160,7 @@ def test_a_published_table_has_what_its_versions_brought_and_did_not_remove(seed
     [
         ({"version": 2}, Superseded, "has another version by now"),
         ({"version": 0}, Superseded, "has another version by now"),
-        ({"id": "9" * 32}, Superseded, "was given up, and is another one by now"),
+        ({"id": "9" * 32}, Superseded, "was removed and published anew meanwhile"),
         ({"id": "x"}, ValueError, "is not the id of a table"),
         ({"as_of": 5}, AsOfNotSealed, "5"),
         ({"schema": 0}, ValueError, "of a schema that has 1"),

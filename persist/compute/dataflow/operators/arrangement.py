@@ -131,7 +131,7 @@ class Arrangement(StashingOperator):
     def _load(self, keys: Ints) -> None:
         """Load the contents of those keys that are not loaded yet, from the input."""
         assert self.loaded is not None
-        if not self.layout.keys or self.inputs[0].is_small:
+        if not self.layout.keys or self.inputs[0].has_cheap_contents:
             seeds = None if self.layout.keys or self.seeds is None else self.seeds(keys[:, :1])
             if seeds is None:
                 self.load_all()
@@ -174,7 +174,7 @@ class Arrangement(StashingOperator):
                 rows = np.concatenate((rows, self.new.take(places, axis=1)), axis=1)
         return numbers, rows
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         """Return the words in use, with their schemas."""
         chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
         chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]

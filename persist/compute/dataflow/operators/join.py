@@ -129,7 +129,7 @@ class JoinOperator(Operator):
         it begins at a small input, if there is one.
         """
         if keys is None:
-            return max(self.paths, key=lambda path: path.start.inputs[0].is_small), None
+            return max(self.paths, key=lambda path: path.start.inputs[0].has_cheap_contents), None
         below, _ = keys.trace(self.origins)
         best: tuple[JoinPath, Keys | None] = self.paths[0], None
         least: tuple[float, int] | None = None
@@ -372,7 +372,7 @@ class BoundedJoin(JoinOperator):
         if self.frontier.is_empty:
             self._ranked = None
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         if self._ranked is None:
             return []
         return [(block[:1], pa.schema([("_k", self._kind)])) for block in self._ranked.blocks]

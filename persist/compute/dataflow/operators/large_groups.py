@@ -365,7 +365,7 @@ class LargeGroups:
         return changes
 
     def clear(self) -> None:
-        """Forget all groups."""
+        """Drop all ranked groups."""
         self._groups, self._sizes = {}, {}
 
     def _forget(self, key: Record) -> None:

@@ -31,11 +31,9 @@ class EnterOperator(Operator):
 
     In the first iteration it also passes on the updates of later iterations; operators that keep state let them wait.
 
-    Args:
-        row: the column with each record's first iteration, which is dropped; None: all records enter at iteration 0.
+    `row`: the column with each record's first iteration, which is dropped; None: all records enter at iteration 0.
 
-    Attributes:
-        last: the latest iteration in which something has entered.
+    `last`: the latest iteration in which something has entered.
     """
 
     def __init__(self, at: Position, row: int | None) -> None:
@@ -96,6 +94,7 @@ class VariableOperator(Operator):
             self._stash.add(updates)
 
     def run(self) -> None:
+        """Emit the updates of the previous iteration."""
         parts = [] if self._stash.is_empty else self._stash.take(self.find_ready, self.find_ready_bound())
         self.out = (np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]) if parts else None
 
@@ -104,7 +103,7 @@ class VariableOperator(Operator):
             return None
         return self._stash.find_least(self.make_ready_test(level), len(self._schema) + self.outer + level)
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         return [(chunk[: len(self._schema)], self._schema) for chunk in self._stash.list_chunks()]
 
     @property
@@ -123,12 +122,13 @@ class LeaveOperator(Operator):
         loop.leaves.append(self)
 
     def collect(self) -> None:
-        """Add the stream's updates of this iteration to the sum."""
+        """Keep the stream's updates of this iteration, without the iteration's number."""
         collected = self._source.out
         if collected is not None and collected.shape[1]:
             self._given.append(np.delete(collected, -2, axis=0))
 
     def run(self) -> None:
+        """Emit the updates of all iterations."""
         parts, self._given = self._given, []
         self.out = (np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]) if parts else None
 
@@ -149,6 +149,7 @@ class Loop(Operator):
         self.set_iteration(meet_all(operator.frontier for operator in self.inputs), ())
 
     def set_iteration(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
+        """Set the frontier and the iterations around the scope; begin at its iteration 0."""
         super().set_iteration(frontier, rounds)
         for operator in self.operators:
             operator.set_iteration(frontier, (*rounds, 0))
@@ -189,12 +190,13 @@ class Loop(Operator):
         for operator in self.operators:
             operator.finish_pass()
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
-        return [part for operator in self.operators for part in operator.list_live_words()]
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
+        return [part for operator in self.operators for part in operator.list_words_in_use()]
 
     def bytes(self) -> int:
         return sum(operator.bytes() for operator in self.operators)
 
     def list_states(self) -> Iterator[tuple[str, int, int]]:
+        """Yield (title, updates, bytes) of each state of all operators in the scope."""
         for operator in self.operators:
             yield from operator.list_states()

@@ -110,7 +110,7 @@ class Operator:
         raise NotImplementedError(f"{self.title} has no contents that can be requested")
 
     @property
-    def is_small(self) -> bool:
+    def has_cheap_contents(self) -> bool:
         """Whether reading all contents costs no more than reading a few keys."""
         return False
 
@@ -147,7 +147,7 @@ class Operator:
         """Return the next iteration with work in the scope at a level; None without work."""
         return None
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         """Return all kept words, with the columns that they belong to."""
         return []
 
@@ -158,7 +158,7 @@ class Operator:
     def list_states(self) -> Iterator[tuple[str, int, int]]:
         """Yield (title, updates, bytes) for each state that the operator keeps."""
         if self.bytes():
-            rows = sum(words.shape[1] for words, _ in self.list_live_words())
+            rows = sum(words.shape[1] for words, _ in self.list_words_in_use())
             yield self.title, rows, self.bytes()
 
     def concat_inputs(self) -> Ints | None:
@@ -185,7 +185,7 @@ def request_contents(
     """
     if keys is None:
         return shape(inputs[0].contents(None))
-    if inputs[0].is_small:
+    if inputs[0].has_cheap_contents:
         below, is_same = None, False
     else:
         below, is_same = keys.trace(origins)
@@ -201,8 +201,7 @@ class StashingOperator(Operator):
         adds_up: the shape makes many equal updates, so it is applied piece by piece, and each piece is consolidated. A
             first build then takes a fraction of the memory.
 
-    Attributes:
-        is_last_reader: no other operator reads the updates of the inputs after this one.
+    `is_last_reader`: no other operator reads the updates of the inputs after this one.
     """
 
     is_last_reader = False
@@ -272,7 +271,7 @@ class EntryOperator(Operator):
         self.has_few: Callable[[], bool] = lambda: False
 
     @property
-    def is_small(self) -> bool:
+    def has_cheap_contents(self) -> bool:
         return self.has_few()
 
     def advance_frontier(self) -> None:
@@ -297,8 +296,8 @@ class LinearOperator(Operator):
         return request_contents(self.inputs, keys, self.origins, self.shape)
 
     @property
-    def is_small(self) -> bool:
-        return self.inputs[0].is_small
+    def has_cheap_contents(self) -> bool:
+        return self.inputs[0].has_cheap_contents
 
 
 class ConcatOperator(Operator):
@@ -312,8 +311,8 @@ class ConcatOperator(Operator):
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     @property
-    def is_small(self) -> bool:
-        return all(operator.is_small for operator in self.inputs)
+    def has_cheap_contents(self) -> bool:
+        return all(operator.has_cheap_contents for operator in self.inputs)
 
 
 class SealedWithOperator(ConcatOperator):
@@ -338,10 +337,10 @@ class ConsolidateOperator(StashingOperator):
         return self.inputs[0].contents(keys)
 
     @property
-    def is_small(self) -> bool:
-        return self.inputs[0].is_small
+    def has_cheap_contents(self) -> bool:
+        return self.inputs[0].has_cheap_contents
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         return [(words, self._schema) for words in self.list_waiting_words()]
 
 
@@ -382,9 +381,9 @@ class CaptureOperator(ConsolidateOperator):
         if self.out is not None:
             self._captured.add(self.out)
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         captured = self._captured.live()
-        return [*super().list_live_words(), (captured[: len(self._schema)], self._schema)]
+        return [*super().list_words_in_use(), (captured[: len(self._schema)], self._schema)]
 
 
 class SinkOperator(ConsolidateOperator):

@@ -182,7 +182,7 @@ class TotalReduce(ReduceOperator):
         if self.large is not None and self.frontier.is_empty:
             self.large.clear()
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         # The arrangement has the records of ranked groups, but not their results.
         results = [] if self.large is None else list(self.large.list_results())
         columns = pa.schema([self.schema.field(at) for at in range(self.keys, len(self.schema))])
@@ -413,7 +413,7 @@ class PartialReduce(ReduceOperator):
         else:
             self.output.advance(self.frontier)
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         parts = [(batch[1 : 1 + self.out_layout.words], self.schema) for batch in self.output.batches()]
         keys = pa.schema([self.schema.field(at) for at in range(self.keys)])
         return parts + [(chunk[: self.keys], keys) for chunk in self._pending.list_chunks()]

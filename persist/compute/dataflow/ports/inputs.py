@@ -179,8 +179,7 @@ class InputHandle:
     def _to_coordinate(self, name: str, column: pa.ChunkedArray) -> Ints:
         """Return a column of coordinates of times.
 
-        Raises:
-            InvalidUpdate: the column is not of whole numbers from 0 to `TIME_MAX`.
+        Raises InvalidUpdate: the column is not of whole numbers from 0 to `TIME_MAX`.
         """
         if not pat.is_integer(column.type):
             raise InvalidUpdate(f"input {self.name!r}: the column {name!r} is of type {column.type}; give int64")

@@ -218,12 +218,12 @@ class Output:
         return None not in (self._says, self._fingerprint) and self._says != self._fingerprint
 
     def describe(self, commit: Commit) -> None:
-        """Store the fingerprint of the operators in a commit, unless it is stored."""
+        """Add the fingerprint of the operators to a commit, unless it is stored already."""
         if self._fingerprint is not None and self._says != self._fingerprint:
             commit.add(self.handle, [make_describe_step(self.handle, None, {PROPERTY: self._fingerprint}, None, None)])
 
     def note_description(self) -> None:
-        """Note that the stored fingerprint is up to date."""
+        """Remember that the stored fingerprint is up to date."""
         self._says = self._fingerprint
 
     def restore(self, at: int) -> None:
@@ -320,8 +320,7 @@ class Output:
 
         A view is unreadable before its start as well.
 
-        Raises:
-            OutputConflict: a hold or a tag keeps such a time readable.
+        Raises OutputConflict: a hold or a tag keeps such a time readable.
         """
         if self.upper > 0:
             return
@@ -413,7 +412,7 @@ class Output:
                 "been compacted: open the program again",
             ) from error
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         """Return the words of updates that wait to be committed, with their columns."""
         return [(chunk[: self._layout.words], self.sink.schema) for chunk in (*self.waiting, *self._before)]
 

@@ -78,7 +78,7 @@ class Outputs:
 
     @property
     def resume_time(self) -> int | None:
-        """The least upper of the outputs, where a restart continues; None if one was never sealed."""
+        """The least upper of the sealed outputs, where a restart continues; None if none is sealed."""
         uppers = [output.upper for output in self.every if 0 < output.upper < END]
         return min(uppers, default=None)
 
@@ -210,8 +210,7 @@ class Outputs:
     def commit_parts(self, until: int, stored: Mapping[str, Sequence[Part]]) -> int | None:
         """Commit as one record what tasks computed for times before `until`, and seal all outputs.
 
-        Args:
-            stored: the parts of each output, by the name of its collection. They stay if the commit is refused.
+        `stored`: the parts of each output, by the name of its collection. They stay if the commit is refused.
 
         Raises:
             UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: another commit came first; nothing was written.
@@ -300,9 +299,9 @@ class Outputs:
             if durable is not None and time < durable:
                 commit.add(handle, [kinds.SetHold(id_, name, durable, None, time)])
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         """Return all words that wait to be written."""
-        return [typed_words for output in self.every for typed_words in output.list_live_words()]
+        return [typed_words for output in self.every for typed_words in output.list_words_in_use()]
 
 
 def _list_held_times(sources: Iterable[SourceReader]) -> list[int]:

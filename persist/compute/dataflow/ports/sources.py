@@ -241,7 +241,7 @@ class SourceReader:
         return True
 
     def note_moved_holds(self, durable: int | None) -> None:
-        """Note that a commit has moved the permanent holds."""
+        """Remember that a commit has moved the permanent holds to a time."""
         if durable is not None:
             self.named = {name: max(time, durable) for name, time in self.named.items()}
 

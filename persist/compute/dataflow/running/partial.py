@@ -115,7 +115,7 @@ class Partial:
         return state
 
     def note_changes(self) -> None:
-        """Let readers see which records change in the pass that begins."""
+        """Hand readers the sources' updates of the pass that begins, whose keys are likely requested."""
         for entry, past in self.entries.items():
             past.changes = None if entry.out is None or entry.out.nbytes > past.cache_bytes_max else entry.out
 

@@ -148,7 +148,7 @@ class Running(Closes):
             self.plan, self._domain, program.captures, program.probes, allocate, kept_names, estimate, costs
         )
         self._graph = builder.build_graph()
-        self._words = _WordSweep(self._domain, self._list_live_words)
+        self._words = _WordSweep(self._domain, self._list_words_in_use)
         self._gates: dict[int, Gate] = {}
         self._inputs: dict[str, InputHandle] = {}
         self.sources: list[SourceReader] = []
@@ -516,13 +516,13 @@ class Running(Closes):
         if not self._followed:
             self._stopped.wait(timeout_s)
 
-    def _list_live_words(self) -> list[tuple[Any, Any]]:
+    def _list_words_in_use(self) -> list[tuple[Any, Any]]:
         """Return the words that are in use, with their columns."""
-        live = [typed_words for operator in self._graph.operators for typed_words in operator.list_live_words()]
+        live = [typed_words for operator in self._graph.operators for typed_words in operator.list_words_in_use()]
         for number, gate in self._gates.items():
             live += [(words, self.plan.nodes[number].schema) for words in gate.list_words()]
         if self._outputs is not None:
-            live += self._outputs.list_live_words()
+            live += self._outputs.list_words_in_use()
         return live
 
 

@@ -238,10 +238,12 @@ class WideDecimals(Interner):
         return _EXACT.scaleb(_EXACT.create_decimal(number), -self.kind.scale)
 
     def pin(self, number: int) -> None:
+        """Keep an interned value for ever."""
         if number >= FIRST_WIDE:
             super().pin(number - FIRST_WIDE)
 
     def retain(self, live: Ints) -> None:
+        """Forget interned values, except those whose words are in use."""
         super().retain(live[live >= FIRST_WIDE] - FIRST_WIDE)
 
 

@@ -264,6 +264,5 @@ class Topics:
 
 
 def _format_error(error: Any) -> str:
-    """Return the text of the library's error."""
     problem = error.args[0] if isinstance(error, Exception) and error.args else error
     return str(problem.str()) if hasattr(problem, "str") else str(problem)

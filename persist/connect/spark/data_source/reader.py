@@ -243,7 +243,7 @@ logger = logging.getLogger(__name__)
 
 
 class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads one collection as a stream, from the driver; tasks read slices."""
+    """Reads one collection as a stream: the driver plans micro-batches, tasks read slices."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._given = dict(options)

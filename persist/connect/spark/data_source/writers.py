@@ -149,7 +149,7 @@ class DataFrameWrite:
 def create_target(
     options: WriteOptions, schema: StructType, *, timeline: Any = ..., is_new: bool = False, folds: bool = True
 ) -> None:
-    """Create the collection of a write unless it exists, with the columns of a DataFrame."""
+    """Create the collection of a write; it may exist with this key, unless `is_new`."""
     assert options.key is not None, "only a write with a key creates"
     with open_engine(options.location, options.storage) as engine:
         is_there = options.collection in engine.names()

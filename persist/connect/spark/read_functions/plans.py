@@ -180,7 +180,7 @@ def plan(
 
 
 def can_count_by_descriptors(snapshot: Snapshot) -> bool:
-    """Return whether the rows of a snapshot are the sum of its parts' diffs."""
+    """Return whether a snapshot has as many rows as the sum of its parts' diffs."""
     scan, tail = snapshot.scan, Tail.of(snapshot.scan, snapshot.form)
     is_whole = scan.filter is None and scan.sign > 0 and all(map(scan.is_inside, scan.parts))
     return snapshot.form == "rows" and is_whole and (tail.is_single or not tail.added)

@@ -144,7 +144,7 @@ def write(
         options = replace(options, key=(key,) if isinstance(key, str) else tuple(key))
         create_target(options, df.schema, timeline=timeline, is_new=mode == "error", folds=folds)
     elif timeline is not ...:
-        raise InvalidUsage(f"timeline={timeline!r} is of a collection that is created: it goes with key=")
+        raise InvalidUsage(f"timeline={timeline!r} applies only to a new collection: it goes with key=")
     if mode is None and key is None:
         with explain_missing_collection(collection), read_engine(options.location, options.storage) as engine:
             chosen = choose_write_mode(load_handle(engine, collection), None, names_key=False, has_diffs=has_diffs)
@@ -266,7 +266,7 @@ def _check_kept_keys(df: DataFrame, planned: PlannedWrite, condition: Condition)
 
 
 def retract(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
-    """Return the last sealed records that match a condition, with negated diffs; None without any.
+    """Return the last sealed records that match a condition, with negated diffs.
 
     A record becomes two rows if its negated diff exceeds int64. Returns None if nothing was sealed yet.
     """

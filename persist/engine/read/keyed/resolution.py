@@ -290,7 +290,7 @@ class Purging:
         self._resolved: Counter[str] = Counter()
 
     def count_resolved(self, collection: str, rows: int) -> None:
-        """Count resolved updates."""
+        """Count the updates that resolutions of a collection made."""
         with self._lock:
             self._resolved[collection] += rows
 

@@ -3,9 +3,9 @@
 Arrow decodes all values of a column in a row group, so the cost is the number of columns and row groups that are
 decoded:
 
-    row groups     that cannot hold a key are left out, if the first key column is among the columns of the keys
-    columns        of the keys are decoded one by one, of row groups of which some rows may still be requested
-    other columns  are decoded of row groups with such rows, and only these rows are kept
+    row groups     are left out if they cannot hold a key; this needs the first key column among the requested ones
+    key columns    are decoded one by one, in row groups of which some rows may still be requested
+    other columns  are decoded in row groups with requested rows, and only these rows are kept
 
 Each row group is verified once, before any of it is decoded. Several are decoded together, because each call of Arrow
 costs. Nothing is cached: reused memory costs no page faults, which took a third of the time.
@@ -54,7 +54,7 @@ def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa
     The caller drops the others. Memory: the result, and a few row groups for each thread.
 
     Args:
-        scan: of all keys, without a filter.
+        scan: a scan of all keys, without a filter.
         keys: NULL is a value like others.
 
     Returns:

@@ -81,7 +81,7 @@ class KeySamples:
 
 
 def _decode_samples(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return an array of values in the form of descriptors."""
+    """Decode key values of a descriptor to an Arrow array."""
     if (pat.is_integer(kind) or pat.is_temporal(kind)) and None not in values:
         stored = np.dtype(f"{'u' if pat.is_unsigned_integer(kind) else 'i'}{kind.bit_width // 8}")
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.array(values, stored))])

@@ -53,8 +53,8 @@ class PartReader:
     Args:
         blob: the store of the parts.
         executor: decodes several parts at a time; None for one after the other.
-        caches: of footers and of rows of point reads, shared with other readers; None for its own.
-        memory_budget: of a read; see `Settings.memory_budget`.
+        caches: footers and rows of point reads, shared with other readers; None for separate caches.
+        memory_budget: the memory of one read; see `Settings.memory_budget`.
         spilled: files of large rows of point reads, or None.
     """
 
@@ -349,7 +349,7 @@ class PartReader:
         *,
         use_threads: bool = True,
     ) -> pa.Table:
-        """Return requested rows of some of consecutive row groups, from the bytes of all of them."""
+        """Return requested rows of the row groups `wanted`, from the bytes of the consecutive `groups`."""
         index = self.index(part, request.schema)
         pieces = _split_groups(index, groups, wanted, data)
         return decode_groups(pieces, index, part, request, use_threads=use_threads and not self._is_tight)

@@ -216,7 +216,7 @@ class Scan:
                     lifted.list_source_columns(requested)
 
     def keeps_distinct(self, part: Part) -> bool:
-        """Return whether distinct records of a part stay distinct when all columns are read."""
+        """Return whether distinct records of a part stay distinct in this scan's schema."""
         lifted = part.make_lift(self.schema)
         return lifted is None or lifted.is_exact
 

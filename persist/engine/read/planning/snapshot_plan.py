@@ -47,7 +47,7 @@ class Explanation(Shown):
             replaces.
         index: the columns of the index that is read instead to find the filter's rows; None without one.
         index_memory: the decoded size of the rows that are read by the index, in bytes.
-        timeline: of the collection, to show times as moments.
+        timeline: the timeline of the collection, to show times as moments.
         unsealed: describes updates at unsealed times, which no snapshot shows; None without any.
     """
 

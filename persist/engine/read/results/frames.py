@@ -6,10 +6,10 @@ For pandas, Arrow would convert integers with a NULL among them to floats, also 
 Polars has no seconds. It multiplies them without a check, so huge values wrap. Here seconds become milliseconds with a
 check.
 
-Columns, predicates and slices of a lazy query reach the read. Those parts of a predicate are pushed down that Arrow
-evaluates like Polars: comparisons of columns with constants and tests for NULL, joined by `&` and `|`. Floats are left
-out, because NaN equals itself in Polars alone. Polars writes the predicate as JSON, and unknown nodes are not pushed
-down. The whole predicate is applied to the rows that were read, so the answer never depends on push-down.
+Columns, predicates and slices of a lazy query reach the read. Conditions of a predicate are pushed down if Arrow
+evaluates them like Polars: comparisons of columns with constants and tests for NULL, joined by `&` and `|`. Floats are
+left out, because NaN equals itself in Polars alone. Polars writes the predicate as JSON, and unknown nodes are not
+pushed down. The whole predicate is applied to the rows that were read, so the answer never depends on push-down.
 """
 
 import io
