@@ -42,7 +42,7 @@ from persist.services.fsck.report import Findings
 
 @dataclass(frozen=True, slots=True)
 class LoosePart:
-    """A part that only a record or an old checkpoint names. `is_events` tells whether it has events."""
+    """A part that only a record or an old checkpoint names. `is_events`: whether its rows are events."""
 
     collection: str
     part: Part
@@ -214,7 +214,7 @@ class LogExamination:
                     ]
 
     def _note_mutations(self, mutations: Iterable[Mutation]) -> None:
-        """Note what later checks need: part lists, creations and schemas."""
+        """Note the part lists, creations and schemas in mutations, for later checks."""
         for mutation in mutations:
             if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
                 self.named.add(mutation.parts_in.blob)
@@ -396,5 +396,6 @@ def _examine_state(state: State, findings: Findings) -> None:
 
 
 def _list_differences(one: msgspec.Struct, other: msgspec.Struct) -> str:
+    """Return the names of the members that differ, separated by commas."""
     names = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)]
     return ", ".join(names)
