@@ -194,7 +194,7 @@ def with_a_checkpoint_beyond(before: int) -> tuple[MemoryBlob, ImpatientClock, i
         copy = copied(blob)
 
     def restore_but_for_objects() -> None:  # A tool lists first what to delete, and they have been made since.
-        made_since = {key: data for key, data in copied(blob).items() if key.startswith(("state/", "directory/", "part/"))}
+        made_since = {key: data for key, data in copied(blob).items() if not key.startswith(("log/", "checkpoint/"))}
         restore(blob, {**made_since, **copy})
 
     with opened(store, clock) as client:
