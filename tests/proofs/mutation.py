@@ -70,6 +70,7 @@ ROOMS = {
     ],
     "engine/hold": ["tests/engine/hold"],
     "services/serve": ["tests/services/serve"],
+    "services/fsck": ["tests/services/fsck", "tests/engine/write/test_archived_tokens.py"],
     "blob": ["tests/blob", "tests/services/serve/test_served_store.py"],
     "engine/upkeep": ["tests/engine/upkeep"],
     "core/keyed": ["tests/core/keyed", "tests/engine/test_updates.py"],
@@ -102,7 +103,7 @@ ROOMS = {
 } | {
     room: [f"tests/{room}"]
     for room in (
-        *("codecs", "services/backup", "services/erase", "services/fsck"),
+        *("codecs", "services/backup", "services/erase"),
         *("services/publish", "connect/egress", "connect/ingest", "tools/cli"),
     )
 }

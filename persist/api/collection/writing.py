@@ -159,9 +159,9 @@ class WritingCalls(KeyedCalls):
 
         Args:
             updates: plain rows, which are `(key, value)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an
-                object with `__arrow_c_stream__`), a frame or dicts with the key and value columns. Or updates:
-                `((key, value), time, diff)` tuples, or tables that also have `_time` and `_diff`. Updates with diff 0
-                are dropped. If the collection has a timeline, times may be moments, which must be exact.
+                object with `__arrow_c_stream__`), a frame or dicts with the key and value columns. Or updates: `((key,
+                value), time, diff)` tuples, or tables that also have `_time` and `_diff`. Updates with diff 0 are
+                dropped. If the collection has a timeline, times may be moments, which must be exact.
             time: one time for all rows: a number, a moment, or a word such as "now" or "-1d". The write seals them only
                 with `seal`. Other text is the name of the column with the time of each row; the column is kept if the
                 collection has it, and dropped otherwise.

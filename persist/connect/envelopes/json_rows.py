@@ -166,6 +166,7 @@ def describe_error(error: Exception) -> str:
 
 
 def _add_article(kind: str) -> str:
+    """Return a noun with "a" or "an"."""
     return f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
 
 

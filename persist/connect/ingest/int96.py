@@ -57,6 +57,7 @@ def _choose_exact(coarse: pa.Array, fine: pa.Array, name: str, row: int) -> pa.A
 
 
 def _open_file(stream: Any, unit: str) -> Any:
+    """Open a Parquet file, with INT96 read in a unit."""
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(stream, coerce_int96_timestamp_unit=unit)

@@ -60,8 +60,7 @@ def check_one_value(
 ) -> ExpectNothingBeyondUpper:
     """Check that a collection has one value per key; return the condition that keeps this true.
 
-    Args:
-        then: the state after the collection becomes keyed.
+    `then`: the state after the collection becomes keyed.
 
     Raises:
         NotOneValue: some keys have several values, or are NULL; the error names the first ten.

@@ -310,8 +310,7 @@ def convert_plain_events(
 ) -> EventTable:
     """Return rows for keys of a plain collection, checked, in any form that `Collection.upsert` takes.
 
-    Args:
-        may_delete: see `to_events`.
+    `may_delete`: see `to_events`.
 
     Raises:
         DuplicateKeys: a key has several rows at one time.

@@ -219,8 +219,8 @@ class _Commit:
     def run(self) -> CommitFuture:
         """Plan and commit in this thread, again after each lost race; return the future of the last commit.
 
-        The future is resolved, unless this thread may not wait: then there is one attempt. Errors of planning
-        are raised.
+        The future is resolved, unless this thread may not wait: then there is one attempt. Errors of planning are
+        raised.
         """
         last: CommitFuture | None = None
 

@@ -126,8 +126,7 @@ def changes(
 ) -> Changes:
     """Return the updates with `start <= time < until`; see `Collection.changes` for arguments and errors.
 
-    Args:
-        raw: include tombstones.
+    `raw`: include tombstones.
     """
     check_changes_form(form)
     moments = handle.moments(times)
@@ -317,7 +316,8 @@ def begin_listen(
 ) -> Listen:
     """Return a listen of the updates after as_of, None for all; see `Collection.listen`, and `Engine.claim_all`.
 
-    With columns, only these are read, and changes of other columns do not matter. A filter has no sets of floats.
+    With columns, only these are read, and changes of other columns do not matter. The filter must not test sets of
+    floats.
     """
     lower = 0 if as_of is None else handle.as_time("as_of", as_of) + 1
     if not handle.is_kept:  # What cannot be read is refused before a commit claims it.

@@ -31,8 +31,7 @@ Pieces = dict[Hashable, "int | tuple[Write, CommitFuture]"]
 class UnsealedUpdates:
     """Tracks the unsealed updates of a collection beyond a time. Memory: those returned and not yet retracted.
 
-    Args:
-        columns: the columns to read.
+    `columns`: the columns to read.
 
     Raises:
         InvalidUsage: the collection is keyed, so its updates are unknown until a seal.

@@ -216,7 +216,7 @@ def read_newest_checkpoint(
             the log.
 
     Raises:
-        CorruptBlob: it is damaged; or there is none and the log does not begin at 0.
+        CorruptBlob: the checkpoint is damaged; or there is none, and the log does not begin at 0.
     """
     return _load_newest(blob, known_levels, skip_damaged=False, page_of=page_of)[0]
 

@@ -209,8 +209,7 @@ class KnownLevels:
     `contents` caches the state objects that they point to. Both are immutable, and identified by checksum. Safe to use
     from many threads.
 
-    Args:
-        pool: fetches several objects at once; None for one after the other.
+    `pool`: fetches several objects at once; None for one after the other.
     """
 
     def __init__(self, pool: Executor | None = None, cache: Cache | None = None) -> None:

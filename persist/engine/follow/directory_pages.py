@@ -77,8 +77,7 @@ class Table(Generic[V]):
 
     Safe to use from many threads. Cost of a look-up: nothing, or a GET of a page, and then a look-up in `before`.
 
-    Args:
-        decode: returns the value of a key and its JSON; raises ValueError if no writer would store it.
+    `decode`: returns the value of a key and its JSON; raises ValueError if no writer would store it.
     """
 
     def __init__(
@@ -248,8 +247,7 @@ def rewrite_table(
 
     Objects of the oldest table are reused if no newer item has a key in their range; the others are read and rewritten.
 
-    Args:
-        keeps_gone: whether older tables stay below this one, so that it must name their deleted keys.
+    `keeps_gone`: whether older tables stay below this one, so that it must name their deleted keys.
     """
     waiting = next(newer, None)
 

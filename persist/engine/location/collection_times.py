@@ -76,8 +76,7 @@ class CollectionTimes(ABC):
 
         A word that the clock moves, such as "now" or "yesterday", is the last sealed time if that is earlier.
 
-        Args:
-            what: the name of the argument in errors.
+        `what`: the name of the argument in errors.
 
         Raises:
             InvalidUsage: it is none of these, or a moment, but the collection has neither a timeline nor a map.

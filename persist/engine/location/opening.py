@@ -267,8 +267,7 @@ def choose_write_mode(
     Only the caller knows whether a plain collection with a key should have one row per key or several. So a call
     without a mode is refused: it would silently duplicate or replace rows.
 
-    Args:
-        names_key: whether the caller names key columns.
+    `names_key`: whether the caller names key columns.
     """
     chosen = choose_mode(mode, has_key=names_key or handle.keyed is not None, has_diffs=has_diffs)
     key = handle.schema.key_names

@@ -253,8 +253,7 @@ class Resolver:
         It also resolves `own_events`, which the same commit adds, and removes unneeded tombstones. Memory: a slice of
         the events, and own_events.
 
-        Args:
-            change: makes further updates from the contents after the resolution.
+        `change`: makes further updates from the contents after the resolution.
         """
         writer, reader = self._part_writer, self._reader()
         stored: list[Part] = []

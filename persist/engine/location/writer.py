@@ -95,8 +95,7 @@ class Writer:
     ) -> None:
         """Start the writing half; in mode "exclusive", first take the location over.
 
-        Args:
-            reader: returns a reader of parts, for one read.
+        `reader`: returns a reader of parts, for one read.
 
         Raises:
             Locked: another client has the location exclusively, and this one requests it, too.

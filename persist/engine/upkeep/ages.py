@@ -87,8 +87,7 @@ class Ages:
         All uploads before it have taken too long. A writer may have read the log before an old upload began, and store
         its first part only now; see `_find_first_pending`.
 
-        Args:
-            uploads: the seqno in the name, and the age in seconds, of each unused part.
+        `uploads`: the seqno in the name, and the age in seconds, of each unused part.
         """
         uploads = [*uploads]
         floor, young = 0, []

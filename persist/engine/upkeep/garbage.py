@@ -159,8 +159,7 @@ class Garbage:
         MB at most, and the names that pages mention, 32 MiB at most. Freed memory is returned to the operating system,
         in some milliseconds.
 
-        Args:
-            before: called first; it may commit, such as the end of leases.
+        `before`: called first; it may commit, such as the end of leases.
 
         Raises:
             StoreFull: the store has no room for a commit, even after the deletions that need none.

@@ -98,7 +98,7 @@ class KnownNames:
     """The names in checkpoints that a collector caches between two garbage collections.
 
     Attributes:
-        hashes: int64[names] in each checkpoint but the newest, by its pointer.
+        hashes: the hashes of the names in each checkpoint but the newest, int64[names], by its pointer.
         mentioned: for each object of pages, by its key: the names of objects in its entries, joined by newlines, and
             the ids of entries with parts in other folders.
         uploads: the checked parts.

@@ -472,8 +472,7 @@ class GroupCommit:
         Also return the times that the commit assigns. An operation that repeats another one of the same group counts as
         done before.
 
-        Args:
-            is_alone: there is one operation. If its steps are in the order of mutations, `apply` validates them later.
+        `is_alone`: there is one operation. If its steps are in the order of mutations, `apply` validates them later.
         """
         draft = Draft(state, self.epoch, self._follower.find_token)
         times = assign_times(operations, partial(_get_upper, state), self._clock.wall_ms())

@@ -93,7 +93,7 @@ class Published(Shown):
 
 
 class TableFormat(Protocol):
-    """The operations in which table formats differ."""
+    """The operations that each table format (Delta, Iceberg) implements."""
 
     name: str  # Of the table: that of the format, or of a pinned time.
 
@@ -445,6 +445,7 @@ def _make_published(
 
 
 def _compute_digest(handle: CollectionHandle, time: int) -> str:
+    """Return the digest of a collection as of a time."""
     from persist.engine.collection.reads import snapshot
 
     with snapshot(handle, time) as contents:

@@ -145,6 +145,7 @@ def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, p
 
 
 def _has_token(handle: CollectionHandle, contents: CollectionState | None, token: str) -> bool:
+    """Return whether a write with this token was committed before."""
     return contents is not None and handle.remembers_token(contents, token)
 
 

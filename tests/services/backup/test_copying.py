@@ -330,7 +330,7 @@ def test_what_is_no_backup_of_the_location_is_left_alone(place: Place, tmp_path:
     with persist.open(written, clock=clock, settings=SETTINGS) as client:
         client.create_or_load("new", key=KEY)
     before = {entry.key for entry in written.list("")}
-    with pytest.raises(InvalidUsage, match="has records that are not there"):
+    with pytest.raises(InvalidUsage, match="has records that the location lacks"):
         backup(place.blob, written, clock=clock)
     place.write("a")
     place.write("a")
@@ -517,7 +517,7 @@ def test_a_backup_that_was_written_to_is_left_alone_even_if_it_was_read_after_th
             a.write([((1, 1), time + 1, 1)]).result()
     read_in(target)
     before = {entry.key for entry in target.list("log/")}
-    with pytest.raises(InvalidUsage, match="somebody wrote to it"):
+    with pytest.raises(InvalidUsage, match="another client wrote to it"):
         backup(place.blob, target, clock=place.blob.clock)
     assert {entry.key for entry in target.list("log/")} == before
 

@@ -387,6 +387,7 @@ class BinlogStream:
         return int(self._run.client.engine.clock.monotonic_s() * 1e6)
 
     def _advise_copy(self) -> str:
+        """Return the advice to copy all collections again."""
         return advise_copy(self._run.collections)
 
 

@@ -377,6 +377,7 @@ def _query_log_end(cursor: Any) -> tuple[int, int]:
 
 
 def _get_kinds(types: Mapping[str, PgType]) -> dict[str, pa.DataType]:
+    """Return the Arrow type of each column."""
     return {column: type_.kind for column, type_ in types.items()}
 
 

@@ -214,6 +214,7 @@ class SparkLocation(Closes):
         self._engine.close()
 
     def _release(self) -> None:
+        """End the leases of all reads."""
         for reading in self._reading:
             reading.close()
         self._reading.clear()

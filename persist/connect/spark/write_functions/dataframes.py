@@ -144,7 +144,7 @@ def write(
         options = replace(options, key=(key,) if isinstance(key, str) else tuple(key))
         create_target(options, df.schema, timeline=timeline, is_new=mode == "error", folds=folds)
     elif timeline is not ...:
-        raise InvalidUsage(f"timeline={timeline!r} is of a collection that is created: it goes with key=")
+        raise InvalidUsage(f"timeline={timeline!r} applies only to a new collection: it goes with key=")
     if mode is None and key is None:
         with explain_missing_collection(collection), read_engine(options.location, options.storage) as engine:
             chosen = choose_write_mode(load_handle(engine, collection), None, names_key=False, has_diffs=has_diffs)
@@ -364,6 +364,7 @@ def _delete_keyed(planned: PlannedWrite, keys: DataFrame | None) -> None:
 
 
 def _list_fields(schema: CollectionSchema) -> pa.Schema:
+    """Return the Arrow fields of all columns."""
     return pa.schema([schema.arrow.field(name) for name in schema.names])
 
 

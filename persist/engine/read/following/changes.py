@@ -264,8 +264,7 @@ def check_changes_form(form: object) -> None:
     if form not in get_args(ChangesForm):
         raise InvalidUsage(
             f'form={form!r} is not a form of changes: give "updates" for each update with its `_diff`, or '
-            f'"transitions" '
-            "for what became of keys, with old and new values"
+            '"transitions" for how keys changed, with old and new values'
         )
 
 

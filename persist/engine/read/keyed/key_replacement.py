@@ -83,8 +83,8 @@ class KeyReplacement:
             )
         if self.where is not None and (fails := int((~_mark_passing(new, self.where)).sum())):
             raise InvalidUsage(
-                f"where={print_filter(self.where)} is not true for {fails:,} of {len(new):,} rows, so they would come "
-                "beside what is there and not in its place: leave them out, or widen the filter. Nothing was written."
+                f"where={print_filter(self.where)} is not true for {fails:,} of {len(new):,} rows, so they would be "
+                "added without replacing present rows: leave them out, or widen the filter. Nothing was written."
             )
 
     def check_absent(self, new: pa.Table, old: pa.Table, present: pa.Table) -> None:

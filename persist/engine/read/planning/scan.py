@@ -180,7 +180,7 @@ class Scan:
         """Return scans of at most about bytes_max of updates each that together are this one, in time order.
 
         The sizes are estimates: the updates of a part count as spread evenly over its times. A part is read, piece by
-        piece, for each slice in which it has updates. A larger time is a slice by itself.
+        piece, for each slice in which it has updates. A single time with more updates is a slice by itself.
         """
         changes: defaultdict[int, Fraction] = defaultdict(Fraction)  # By time: the change of the bytes for each time.
         for part in self.parts:

@@ -232,8 +232,7 @@ def _drop_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def require_package(requirement: str, module: str | None = None) -> Any:
     """Import an optional package; `requirement` is for pip, with extras and versions.
 
-    Args:
-        module: to import, if it is not the first word of the requirement.
+    `module`: the module to import, if it is not the first word of the requirement.
 
     Raises:
         InvalidUsage: it is not installed; the message has the command to install it.

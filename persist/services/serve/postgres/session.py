@@ -68,7 +68,7 @@ BY_TIMEOUT = "canceling statement due to statement timeout"
 
 
 class SessionOfClient:
-    """Runs the messages of one client. `block` is the block that it has open, if any.
+    """Answers the messages of one client. `block` is its transaction block, if one is open.
 
     `may_write`: whether statements may change collections.
     """
@@ -97,7 +97,7 @@ class SessionOfClient:
             self._connection.send(wire.encode_parameter_status(name, value))
 
     def close(self) -> None:
-        """Let go of everything; idempotent."""
+        """Cancel the running statement and close the block; idempotent."""
         self.cancel()
         self._end_block()
 
@@ -177,7 +177,7 @@ class SessionOfClient:
         self._connection.send(wire.make_error_message(failure))
 
     def _finish_waiting(self, *, is_last: bool) -> None:
-        """Run the change that waits; commit an implicit block if nothing follows."""
+        """Run the waiting change; commit an implicit block if this is the last message."""
         portal, self._waiting = self._waiting, None
         if portal is not None:
             if not is_last:
@@ -201,7 +201,7 @@ class SessionOfClient:
             self._commit()
 
     def _send_answer(self, answer: Answer) -> None:
-        """Send a whole answer of the simple protocol."""
+        """Send all rows of an answer, as the simple protocol does."""
         portal = Portal(answer, [0] * len(answer.columns or ()))
         try:
             if answer.columns is not None and answer.copy is None:
@@ -263,7 +263,7 @@ class SessionOfClient:
         self._connection.send(wire.encode_message(b"2"))
 
     def _bind_statement(self, sql: str) -> Answer:
-        """Return the answer of a statement. One without rows is run when it is executed, and not before."""
+        """Return the answer of a bound statement. A statement without rows runs only when it is executed."""
         first_words = list_first_words(sql)
         if first_words and first_words[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN", "COPY"}:
             return Answer("", start=lambda: self._run_statement(sql), is_change=first_words[0] in WRITES)
@@ -284,7 +284,7 @@ class SessionOfClient:
         self._sender.send_columns(columns, [0] * len(columns or ()))
 
     def _get_columns(self, prepared: Prepared) -> list[Column] | None:
-        """Return the columns of a statement whose parameters are not there yet; None if it has none."""
+        """Return the columns of a prepared statement without its parameters; None if it has no rows."""
         first_words = list_first_words(prepared.sql)
         if first_words and first_words[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN"}:
             return None
@@ -338,7 +338,7 @@ class SessionOfClient:
     # Statements.
 
     def _run_statement(self, sql: str) -> Answer:
-        """Begin a statement. Raises the errors of what it does."""
+        """Run a statement by its first word; return its answer."""
         first = list_first_words(sql)[:1]
         verb = first[0] if first else ""
         if self.block.has_failed and verb not in ("ROLLBACK", "ABORT", "COMMIT", "END"):
