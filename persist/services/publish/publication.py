@@ -503,7 +503,7 @@ def parse_schedule(every: str | None) -> dict[str, str]:
     if every is None:
         return {}
     if every not in ("seal", "keyframe") and (not isinstance(every, str) or _SPAN.fullmatch(every) is None):
-        raise InvalidUsage(f'every={every!r} is nothing to follow: give "seal", "keyframe", or a span as "10 minutes"')
+        raise InvalidUsage(f'every={every!r} is not a schedule: give "seal", "keyframe", or a span as "10 minutes"')
     return {"every": every}
 
 

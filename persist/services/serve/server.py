@@ -141,7 +141,7 @@ class Server(Closes):
             self._calls = FlightCalls(methods, address, tokens, certificate, calls_max=CALLS_MAX, hidden=hidden)
         except OSError as error:
             raise InvalidUsage(
-                f"{url!r} cannot be served: {error}. Is the port taken, or the certificate none? "
+                f"{url!r} cannot be served: {error}. Is the port taken, or the certificate invalid? "
                 "Port 0 takes a free one."
             ) from error
         self.url = Address(address.host, self._calls.port, address.is_tls).url

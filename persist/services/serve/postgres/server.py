@@ -244,7 +244,7 @@ class _Client:
         else:
             raise ProtocolViolation("there are too many requests before the first message")
         if self._server.tls is not None and not connection.has_tls:
-            raise Failure("28000", "this server speaks with TLS only: connect with sslmode=require")
+            raise Failure("28000", "this server only accepts TLS: connect with sslmode=require")
         options = wire.read_startup(body[4:])
         unknown = [name for name in options if name.startswith("_pq_.")]
         if code != wire.PROTOCOL or unknown:
