@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 
 class Face(Protocol):
-    """How an interface (Python, the command line or Spark) spells calls and options, for messages."""
+    """How an interface, such as Python, spells calls and options in messages."""
 
     def name_call(self, name: str) -> str:
         """Return a library call's name as this interface spells it."""
@@ -23,7 +23,7 @@ class Face(Protocol):
 
 
 class _Python:
-    """The words of Python."""
+    """The spelling of calls and options in Python."""
 
     def name_call(self, name: str) -> str:
         return f"{name}()"
@@ -40,7 +40,7 @@ SECRET_CHARS_MIN = 4  # Shorter secrets are part of too many words.
 
 
 def _shorten(text: str) -> str:
-    """Return a text with its middle left out, if it is too long to read."""
+    """Return a text; a very long one without its middle."""
     excess = len(text) - MESSAGE_CHARS_MAX
     if excess <= 0:
         return text
@@ -78,7 +78,7 @@ class PersistError(Exception):
         return " ".join(filter(None, [_shorten(self.describe()), _Words(self, face).format(self.remedy)]))
 
     def with_remedy(self, remedy: str) -> Self:
-        """Return this error with a remedy."""
+        """Return this error with another remedy in its message."""
         self.remedy = remedy
         return self
 
@@ -88,18 +88,20 @@ class PersistError(Exception):
 
 
 class _Words(Formatter):
-    """Fills a template with the attributes of an error, and with calls and options as an interface spells them."""
+    """A formatter of error templates: fills in attributes, calls and options."""
 
     def __init__(self, error: PersistError, face: Face) -> None:
         self._error = error
         self._face = face
 
     def parse(self, template: str) -> Iterator[Any]:
+        """Split a template; calls and options have no attribute to look up."""
         for literal, name, spec, conversion in super().parse(template):
             is_word = spec is not None and spec.partition(":")[0] in ("call", "option")
             yield (literal, "args", f"{name}:{spec}", None) if is_word else (literal, name, spec, conversion)
 
     def get_value(self, key: int | str, args: Any, kwargs: Any) -> Any:
+        """Return an attribute of the error."""
         return getattr(self._error, str(key))
 
     def format_field(self, value: Any, format_spec: str) -> str:
@@ -173,7 +175,7 @@ FULL = {
 
 
 def find_exceeded_limit(error: BaseException | None) -> str | None:
-    """Return the limit that an error or its cause exceeded, with a remedy; None without one."""
+    """Return the system limit behind an error, with a remedy; or None."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FULL:
             return f"{os.strerror(error.errno)}. {FULL[error.errno]}"
@@ -225,7 +227,7 @@ class IncompatibleVersion(Corruption):
 
     Attributes:
         key: the blob's key within the location.
-        unknown: the part of it that is not known, if the format number is known.
+        unknown: what this version does not know in the blob, if it knows the format number.
     """
 
     key: str

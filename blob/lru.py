@@ -77,7 +77,7 @@ class Cache:
         self.bytes = self.evictions = 0
 
     def add_kind(self, size: Callable[[V], int], *, share: int = 2, is_needed: bool = False) -> "Kind[Any, V]":
-        """Return a new kind of values.
+        """Return a new kind of values, which shares this cache's room.
 
         Args:
             size: returns about how many bytes a value takes; called once, by `put`.
@@ -95,6 +95,7 @@ class Cache:
                 self._drop_value(key)
 
     def _get(self, key: _Key) -> Any:
+        """Return a value, and count the request; None without one."""
         with self._lock:
             self._count_request(key)
             for values in (self._values, self._window):
@@ -107,6 +108,7 @@ class Cache:
             return None
 
     def _put(self, key: _Key, value: Any, size: int, *, is_needed: bool) -> None:
+        """Cache a value, replacing the key's earlier value."""
         with self._lock:
             self._drop_value(key)
             if self._clock.monotonic_s() - self._began_s >= self._idle_s:
@@ -114,12 +116,15 @@ class Cache:
             self._insert_value(key, (value, size), is_needed=is_needed)
 
     def _list_keys(self) -> list[_Key]:
+        """Return all keys."""
         return [*self._values, *self._window]
 
     def _get_segment(self, key: _Key) -> OrderedDict[_Key, tuple[Any, int]]:
+        """Return the part that has a key: window or main room."""
         return self._window if key in self._window else self._values
 
     def _evict(self, key: _Key) -> None:
+        """Remove a value to make room, and count it."""
         self._drop_value(key)
         self.evictions += 1
 
@@ -134,14 +139,14 @@ class Cache:
             self._not_requested.discard(key)
 
     def _start_period(self) -> None:
-        """Evict values that nobody requested for a period; age the counts."""
+        """Evict values that nobody requested in the last period; age the counts."""
         for key in [*self._not_requested]:
             self._evict(key)
         self._began_s, self._not_requested = self._clock.monotonic_s(), {*self._list_keys()}
         self._age()
 
     def _count_request(self, key: _Key) -> None:
-        """Count one more request of a key, for admission."""
+        """Count a request of a key: often requested values displace others."""
         name = hash(key)
         count = self._counts.get(name, 0)
         if count < COUNT_MAX:
@@ -151,11 +156,12 @@ class Cache:
             self._age()
 
     def _age(self) -> None:
+        """Halve the counts of requests, so that old requests count less."""
         self._requests = 0
         self._counts = {name: count // 2 for name, count in self._counts.items() if count > 1}
 
     def _insert_value(self, key: _Key, entry: tuple[Any, int], *, is_needed: bool) -> None:
-        """Add a value to the window; move the values that it displaces to the main room."""
+        """Add a value to the window; others move to the main room."""
         if entry[1] > self.bytes_max:
             return
         window_bytes_max = self.bytes_max if self._is_lru else self.bytes_max // WINDOW_SHARE

@@ -11,7 +11,7 @@ from persist.blob.errors import InvalidUsage
 
 
 def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
-    """Check the fields of a dataclass by their types, which msgspec must know: `Annotated[float, msgspec.Meta(ge=0)]`.
+    """Check a dataclass's fields by their types, such as `Annotated[float, msgspec.Meta(ge=0)]`.
 
     A boolean is not accepted as a number, nor a fraction as a count; values must be finite.
     """
@@ -49,6 +49,7 @@ def read_options(options: Mapping[str, Any] | None, kinds: Mapping[str, Any], st
 
 
 def _convert_options(value: Any, kind: Any, problem: str, *, strict: bool) -> Any:
+    """Convert a value to an option's type; raise InvalidUsage, beginning with `problem`."""
     try:
         if isinstance(value, float) and not math.isfinite(value):
             raise msgspec.ValidationError("Expected a finite number")

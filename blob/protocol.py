@@ -93,13 +93,12 @@ def is_remote(blob: Blob) -> bool:
 
 
 def get_at_most(blob: Blob, key: str, bytes_max: int) -> bytes | None:
-    """Return the value at key, or None when there is none.
+    """Return the value at key; raise CorruptBlob if it is too large.
 
     Anyone who can write to a folder can put a huge file there for free, such as a sparse one. So a value that is too
     large is not read. A remote store still returns the whole value, because only then does it verify its own checksum.
 
-    Raises:
-        CorruptBlob: the value has more than bytes_max bytes.
+    Raises CorruptBlob: the value has more than bytes_max bytes.
     """
     offered: Callable[[str, int], bytes | None] | None = getattr(blob, "get_at_most", None)  # As `delete_page` is.
     if offered is not None:
@@ -121,7 +120,7 @@ DeletePage = Callable[[Sequence[str]], Mapping[str, PersistError]]
 
 
 def get_delete_page(blob: Blob) -> DeletePage | None:
-    """Return the store's call that deletes many keys; None if it has none.
+    """Return the store's method that deletes many keys, or None.
 
     A store offers it as a method `delete_page`, a layer as a property that is None when its inner store does not.
     """
@@ -169,7 +168,7 @@ def delete_one_by_one(blob: Blob, page: Sequence[str]) -> Mapping[str, PersistEr
 
 
 class BlobLayer:
-    """A base class of layers: it passes on the address and the optional abilities of the inner store."""
+    """The base of stores that wrap another store, the inner one."""
 
     def __init__(self, inner: Blob) -> None:
         self._inner = inner
@@ -185,6 +184,7 @@ class BlobLayer:
         return None if delete is None else partial(self._delete_page, delete)
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
+        """Delete keys by the inner store; layers override this."""
         return delete(keys)
 
     def close(self) -> None:
@@ -296,11 +296,13 @@ class MemoryBlob:
         """Do nothing: other users of this store keep the values."""
 
     def _store_value(self, key: str, value: bytes) -> None:
+        """Store a value; the caller has the lock."""
         if key not in self._values:
             bisect.insort(self._keys, (key.encode(), key))
         self._values[key] = (bytes(value), time.time())
 
     def _list_page(self, prefix: str, after: str | None) -> Sequence[BlobEntry]:
+        """Return the next entries of a listing."""
         with self._lock:
             first = bisect.bisect_left(self._keys, (prefix.encode(), ""))
             if after is not None:

@@ -43,7 +43,7 @@ SERVED_DELETE_KEYS = 200  # In one message, which may have up to 256 KiB.
 
 
 class BlobGet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests a value, a range of it, or a value of at most so many bytes."""
+    """A request for a value, or a range of it."""
 
     key: str
     range: tuple[int, int] | None = None
@@ -51,20 +51,20 @@ class BlobGet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BlobListPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ask for a page of entries."""
+    """A request for a page of entries."""
 
     prefix: str
     start_after: str | None = None
 
 
 class BlobDelete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ask to remove values."""
+    """A request to remove values."""
 
     keys: list[str]
 
 
 class BlobPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ask to store a value of so many bytes; if is_new, only if there is none."""
+    """A request to store a value. is_new: only if there is none."""
 
     put: str
     bytes: int
@@ -72,7 +72,7 @@ class BlobPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BlobHead(msgspec.Struct, frozen=True):
-    """The answer of a call.
+    """The first message of a server's answer.
 
     Attributes:
         found: of a read, whether there is a value; of a write, whether this call stored the value.
@@ -112,7 +112,7 @@ def decode_error(failure: WrittenError) -> PersistError:
 
 
 class ServedBlob:
-    """The client's side: a store behind `Client.serve(store=True)`.
+    """A store behind a server (`Client.serve(store=True)`), as clients use it.
 
     Args:
         url: `grpc://host:port`, or `grpc+tls://host:port`.
@@ -250,7 +250,7 @@ class ServedBlob:
         return client
 
     def _map_call_error(self, kind: type[PersistError], error: BaseException) -> PersistError:
-        """Map an error of a call: a refusal is certain and keeps the server's reason."""
+        """Return the error for a failed call, with the server's reason."""
         import pyarrow as pa
         import pyarrow.flight as flight
 

@@ -20,9 +20,11 @@ from typing import ParamSpec, Protocol, TypeVar
 class Clock(Protocol):
     """Wall and monotonic clocks, and a sleep that a test can skip."""
 
-    def monotonic_s(self) -> float: ...
+    def monotonic_s(self) -> float:
+        """Return seconds that never go back."""
 
-    def wall_ms(self) -> int: ...
+    def wall_ms(self) -> int:
+        """Return milliseconds since 1970."""
 
     def sleep(self, seconds: float) -> None: ...
 
@@ -68,7 +70,7 @@ class Backoff:
         return self._bound_s
 
     def wait(self, *, extra_s: float = 0.0) -> bool:
-        """Sleep, and return True; or return False at once when the deadline has passed for extra_s."""
+        """Sleep and return True; return False if the deadline has passed."""
         left_s = self._ends_s + extra_s - self._clock.monotonic_s()
         if left_s <= 0:
             return False
@@ -85,7 +87,7 @@ Job = Callable[[], Callable[[], object]]
 
 
 class DaemonThreads:
-    """Runs jobs in at most threads_max threads, each made when it is needed first.
+    """Runs jobs in at most threads_max threads, which start when needed.
 
     A job does not raise. It returns a function that reports its result, which is called once the thread counts as free:
     a caller that has the report never finds that thread still busy.
@@ -132,7 +134,7 @@ class DaemonThreads:
 
 
 class _Crew:
-    """The state that the threads share; it does not refer to `DaemonThreads`, so that those can be dropped."""
+    """The state that the threads share; it does not keep `DaemonThreads` alive."""
 
     def __init__(self, threads_max: int, after_job: Callable[[], object] | None) -> None:
         self.threads_max = threads_max
@@ -144,6 +146,7 @@ class _Crew:
         self.is_stopped = False
 
     def stop(self) -> None:
+        """Let each thread end after its jobs."""
         with self.lock:
             if not self.is_stopped:
                 self.is_stopped = True
@@ -152,12 +155,13 @@ class _Crew:
 
 
 def _stop_unless_forked(pid: int, crew: _Crew) -> None:
-    """Stop a crew, unless a forked process inherited it without its threads."""
+    """Stop the threads, unless this is a forked process without them."""
     if os.getpid() == pid:
         crew.stop()
 
 
 def _run_jobs(crew: _Crew) -> None:
+    """Run jobs in this thread until the crew stops."""
     while (job := crew.jobs.get()) is not None:
         report = job()
         with crew.lock:
@@ -169,7 +173,7 @@ def _run_jobs(crew: _Crew) -> None:
 
 
 class Pool(Executor):
-    """At most threads_max daemon threads, each made when it is needed first; they end when this is dropped.
+    """An executor of daemon threads, started when needed, ended when dropped.
 
     A caller that waits for a result that no thread has begun computes it itself. So work may wait for other work of the
     same pool, or for a lock whose holder does, and a client needs only one pool.
@@ -191,14 +195,14 @@ class Pool(Executor):
 
 
 class _Computation(Future[T]):
-    """The result of a call, which a thread of the pool computes, or a waiting caller if it comes first."""
+    """A call's result; a waiting caller computes it if no thread has."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         super().__init__()
         self._calls = [call]  # Taking it is atomic.
 
     def compute(self) -> Callable[[], object]:
-        """Make the call, unless another thread does; return a function that reports its result."""
+        """Make the call; return a function that publishes its result."""
         try:
             call = self._calls.pop()
         except IndexError:
@@ -222,4 +226,4 @@ class _Computation(Future[T]):
 
 
 def _do_nothing() -> None:
-    pass
+    """Do nothing, because another thread publishes the result."""

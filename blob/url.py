@@ -89,7 +89,7 @@ def drop_secret_options(url: str, options: Mapping[str, Any] | None) -> dict[str
 
 
 def _check_slashes(text: str) -> None:
-    """Raise InvalidUsage for a URL with one slash after the scheme."""
+    """Raise InvalidUsage for a URL such as s3:/bucket, with one slash."""
     match = _ONE_SLASH.match(text)
     scheme = match.group(1).lower() if match else ""
     schemes = {"file", "memory", "s3", "s3a", "grpc", "grpc+tls"} | list_protocols() if match else set()

@@ -20,7 +20,7 @@ def connect(url: str, certificate: str | bytes | None) -> flight.FlightClient:
 def call_action(
     client: flight.FlightClient, token: str | None, what: str, body: bytes, timeout_s: float
 ) -> Iterator[bytes]:
-    """Call an action of the server; yield the answers. Raises one of `CALL_FAILED`."""
+    """Call a Flight action; yield the answers. Raises one of `CALL_FAILED`."""
     for result in client.do_action(flight.Action(what, body), _make_call_options(token, timeout_s)):
         yield result.body.to_pybytes()
 
@@ -28,7 +28,7 @@ def call_action(
 def exchange_pieces(
     client: flight.FlightClient, token: str | None, command: bytes, body: bytes, timeout_s: float
 ) -> bytes:
-    """Send body after a command; return the answer. Raises one of `CALL_FAILED`."""
+    """Send a command and a body by Flight; return the answer. Raises one of `CALL_FAILED`."""
     descriptor = flight.FlightDescriptor.for_command(command)
     writer, reader = client.do_exchange(descriptor, _make_call_options(token, timeout_s))
     with contextlib.suppress(*CALL_FAILED):  # The reader has the server's reason.
@@ -46,5 +46,6 @@ def exchange_pieces(
 
 
 def _make_call_options(token: str | None, timeout_s: float) -> flight.FlightCallOptions:
+    """Return Flight's options with the token and the timeout."""
     headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
     return flight.FlightCallOptions(timeout=timeout_s, headers=headers)

@@ -22,7 +22,7 @@ _SCALARS = (type(None), bool, int, float, str)
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """How a value of a type is encoded: as a list of values under a name."""
+    """The encoding of a type's values: a name with a list."""
 
     name: str
     kind: type
@@ -31,7 +31,7 @@ class Tag:
 
 
 class WrittenErrors:
-    """Encodes and decodes errors of some classes."""
+    """Encodes errors of known classes as data, and decodes them."""
 
     def __init__(
         self, kinds: Iterable[type[PersistError]], otherwise: type[PersistError], tags: Sequence[Tag] = ()
@@ -84,7 +84,7 @@ class WrittenErrors:
         raise ValueError(f"{written!r:.200} is not an error that is known here")
 
     def _find_general_class(self, kind: type[PersistError]) -> type[PersistError]:
-        """Return the nearest class that both sides know and that is built of a text."""
+        """Return the nearest known base class whose only argument is a text."""
         shared = (self._kinds.get(base.__name__) for base in kind.__mro__)
         return next((base for base in shared if base is not None and not is_dataclass(base)), self._otherwise)
 
@@ -108,6 +108,7 @@ class WrittenErrors:
         return value
 
     def _decode_value(self, value: Any) -> Any:
+        """Decode an attribute of an error."""
         match value:
             case {"items": list(items), **rest} if not rest:
                 return {self._decode_value(key): self._decode_value(item) for key, item in items}
@@ -122,4 +123,5 @@ class WrittenErrors:
 
 
 def _get_attributes(error: PersistError) -> dict[str, Any]:
+    """Return the attributes of an error by name."""
     return {name: value for name, value in vars(error).items() if not name.startswith("__")}

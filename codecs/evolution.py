@@ -3,12 +3,12 @@
 A collection begins with version 1 of its schema. Each change creates the next version, and each part names the version
 with which it was written. A change never rewrites parts. A reader of a part under another version gets its columns by
 id, under their present names, widened where the type was widened, and with the default for columns younger than the
-part.
+part. This conversion is called *lifting*.
 
 Invariants:
 - a column has its id for ever; a reused name is another column with another id, and no id is reused;
 - fields inside of structs, lists and maps have numbers for ever (`persist.codecs.nested`);
-- a default belongs to a column from its first version on, as long as it exists. It only becomes wider with it;
+- a default belongs to a column from its first version on, as long as it exists. Its type widens with the column's;
 - lifting never invents a value: if a part lacks a column because it was written or merged after the column was dropped,
   that is an error, never NULL.
 
@@ -61,7 +61,7 @@ DEFAULT_BYTES_MAX = 64 << 10  # The limit for all columns, as JSON. Checked for 
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """The conversion of parts of one schema version to another.
+    """Converts parts of one schema version to another version.
 
     Attributes:
         stored: the schema of the parts.
@@ -79,11 +79,11 @@ class Lift:
 
     @property
     def is_younger(self) -> bool:
-        """Whether missing columns are younger than the part; otherwise they had been dropped."""
+        """Whether columns that the part lacks are newer than the part."""
         return self.wanted.version > self.stored.version
 
     def find_source(self, name: str) -> str | None:
-        """Return the name of a column in the part; None if it is younger than the part."""
+        """Return a column's name in the part; None if it lacks it."""
         name_in_part = self.sources.get(name)
         if self.is_younger:
             return name_in_part
@@ -111,10 +111,11 @@ class Lift:
         return pa.Table.from_arrays(lifted_columns, schema=pa.schema(fields)) if lifted_columns else table.select([])
 
     def get_default(self, name: str) -> pa.Scalar:
-        """Return a younger column's value in all rows of the part."""
+        """Return a column's value in all rows older than the column."""
         return read_default(self.wanted, name)
 
     def _adapt_column(self, table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+        """Return a result column: the part's, converted, or the default."""
         source = self.find_source(field.name)
         if source is None:
             return pa.chunked_array([pa.repeat(self.get_default(field.name), len(table))], field.type)
@@ -136,6 +137,7 @@ def make_lift(schema: CollectionSchema, version: int) -> Lift | None:
 
 @lru_cache(maxsize=256)
 def _build_lift(stored: CollectionSchema, requested: CollectionSchema) -> Lift:
+    """Match the columns of two versions by id; return their conversion."""
     named = dict(zip(stored.ids, stored.names, strict=True))
     sources = {name: named[id_] for id_, name in zip(requested.ids, requested.names, strict=True) if id_ in named}
     stored_shapes = dict(zip(stored.names, stored.shapes, strict=True))
@@ -151,12 +153,13 @@ def _build_lift(stored: CollectionSchema, requested: CollectionSchema) -> Lift:
 def find_newest_types(schema: CollectionSchema) -> CollectionSchema:
     """Return a version of a schema with the newest type of each column.
 
-    It is the schema itself if no column was widened. Types only become wider, so values of all versions fit.
+    The result is the schema itself if no column was widened. Types only become wider, so values of all versions fit.
     """
     return schema.compute_once(_build_newest_types)
 
 
 def _build_newest_types(schema: CollectionSchema) -> CollectionSchema:
+    """Compute the result of `find_newest_types`."""
     last = {
         id_: (version, name) for version in schema.known for id_, name in zip(version.ids, version.names, strict=True)
     }
@@ -185,7 +188,7 @@ def _build_newest_types(schema: CollectionSchema) -> CollectionSchema:
 def _find_newest_type(
     schema: CollectionSchema, field: pa.Field, last: tuple[CollectionSchema, str] | None
 ) -> pa.DataType:
-    """Return the newest type of a column; `last` is its newest version, and its name there."""
+    """Return a column's newest type. `last`: its last version, and its name there."""
     if last is None or not pt.is_nested(field.type):
         return field.type if last is None else last[0].declared.field(last[1]).type
     # The last version of each field, because it may have been dropped before the last version of the column.
@@ -211,7 +214,7 @@ def cast_columns(table: pa.Table, columns: Sequence[str], schema: CollectionSche
 def _convert_to_type(
     column: pa.ChunkedArray, field: pa.Field, version: int, shapes: tuple[Node, Node] | None = None
 ) -> pa.ChunkedArray:
-    """Cast a column to a field's type, without changing values."""
+    """Cast a column to a field's type without changing values. `shapes`: nodes, if fields differ."""
     try:
         if shapes is None and pt.is_nested(field.type):  # It has the same fields in other types.
             shapes = make_node("", column.type, count()), make_node("", field.type, count())
@@ -221,6 +224,7 @@ def _convert_to_type(
 
 
 def _make_narrow_error(field: pa.Field, version: int, why: Exception) -> SchemaMismatch:
+    """Return the error for values that an older, narrower type cannot hold."""
     kind = "json" if field.type == JSON else field.type
     return SchemaMismatch(
         f"column {field.name!r} holds values that its type {kind} of schema version {version} cannot hold: {why}. "
@@ -229,7 +233,7 @@ def _make_narrow_error(field: pa.Field, version: int, why: Exception) -> SchemaM
 
 
 def read_default(schema: CollectionSchema, name: str) -> pa.Scalar:
-    """Return the value of a column in records that are older than it."""
+    """Return a column's value in records that are older than the column."""
     kind = schema.arrow.field(name).type
     written = dict(schema.defaults).get(schema.ids[schema.names.index(name)])
     # Not pa.scalar(None, kind), which imports pandas: half a second.
@@ -237,7 +241,7 @@ def read_default(schema: CollectionSchema, name: str) -> pa.Scalar:
 
 
 def decode_defaults(schema: CollectionSchema) -> dict[str, pa.Scalar]:
-    """Return the defaults of the columns that have one: rows may lack these columns. For `schema.compute_once`."""
+    """Return the defaults of columns by name."""
     names = dict(zip(schema.ids, schema.names, strict=True))
     return {
         names[id_]: decode_scalar(msgspec.json.decode(written), schema.arrow.field(names[id_]).type)
@@ -250,7 +254,7 @@ def check_successor(
 ) -> None:
     """Check that a schema may follow another one.
 
-    `used`: the `list_all_ids` of earlier versions; by default those of `known`.
+    `used`: the ids of columns and fields in all earlier versions (`list_all_ids`); None for those of `before.known`.
     """
     if after.version != before.version + 1:
         raise SchemaMismatch(f"version {after.version} of the schema does not follow version {before.version}")
@@ -296,9 +300,9 @@ def _check_default(before: CollectionSchema, after: CollectionSchema, id_: int) 
 
 
 def _check_type_change(before: Node, after: Node, path: str, *, is_key: bool, is_column: bool = False) -> None:
-    """Raise SchemaMismatch unless a column, or a field inside of it, may change its type and fields so.
+    """Raise SchemaMismatch unless a node may change from `before` to `after`.
 
-    `is_key`: it is a key column, or in a key: of the collection or of a map.
+    `is_key`: whether the column or field belongs to a key, of the collection or of a map.
     """
     if before.kind == after.kind and before.inner == after.inner:
         return
@@ -321,7 +325,7 @@ def _check_type_change(before: Node, after: Node, path: str, *, is_key: bool, is
 
 
 def _check_inner(before: Node, after: Node, path: str, *, is_key: bool) -> None:
-    """Raise SchemaMismatch unless the inner fields of a node may change so, at all depths."""
+    """Raise SchemaMismatch unless inner fields may change from `before` to `after`."""
     old, new = ({child.number: child for child in node.inner} for node in (before, after))
     is_struct = before.is_struct and after.is_struct
     is_alike = type(before.kind) is type(after.kind) and (
@@ -343,10 +347,12 @@ def _check_inner(before: Node, after: Node, path: str, *, is_key: bool) -> None:
 
 
 def _list_required_ids(schema: CollectionSchema) -> list[int]:
+    """Return the ids of the columns that must not be NULL."""
     return sorted(i for i, name in zip(schema.ids, schema.names, strict=True) if name in schema.required)
 
 
 def _list_codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
+    """Return name, version and columns of each side's codec."""
     sides = ((side.codec_name, side.codec_version) for side in (schema.key, schema.value))
     return [
         (*codec, [f.name for f in side.fields] if codec[0] else None)
@@ -357,7 +363,7 @@ def _list_codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
 def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
     """Return whether a later version only adds columns, so that earlier updates keep their meaning.
 
-    Structs may have more fields.
+    Structs may also gain fields.
     """
     named = dict(zip(after.ids, zip(after.names, after.shapes, strict=True), strict=True))
     return [i for i in after.ids if i in set(before.ids)] == list(before.ids) and all(
@@ -368,7 +374,7 @@ def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
 
 
 class Column(NamedTuple):
-    """A column of the next version."""
+    """A column of the next version of a schema."""
 
     id: int
     name: str
@@ -440,6 +446,7 @@ def evolve_schema(
 
 
 def _change_column(schema: CollectionSchema, name: str, changes: InnerChanges) -> Node:
+    """Return a column's node after changes of its inner fields."""
     last = max((node.number for node in iterate_column_nodes(schema, name)), default=COLUMN)
     return change_node(get_column_node(schema, name), changes, count(last + 1))
 
@@ -447,7 +454,7 @@ def _change_column(schema: CollectionSchema, name: str, changes: InnerChanges) -
 def _collect_inner_numbers(
     schema: CollectionSchema, nodes: Mapping[str, Node], columns: Sequence[Column]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the numbers of the inner fields, for each column whose inner fields ever changed."""
+    """Return inner fields' numbers by column id, if they ever changed."""
     ids = dict(zip(schema.names, schema.ids, strict=True))
     numbers = dict(schema.inner)
     numbers |= {ids[name]: tuple(field.number for field in node.walk())[1:] for name, node in nodes.items()}
@@ -456,14 +463,16 @@ def _collect_inner_numbers(
 
 
 def _check_codec(schema: CollectionSchema) -> None:
+    """Raise SchemaMismatch if a codec makes the value, which cannot evolve."""
     if schema.value.codec_name is not None:
         raise SchemaMismatch(
-            f"the value of this collection is what the codec {schema.value.codec_name!r} makes, one column that stays "
-            "what it is: use a collection with columns of its own"
+            f"the value of this collection is one column of the codec {schema.value.codec_name!r}, which cannot "
+            "evolve: use a collection whose value has columns"
         )
 
 
 def _check_names(names: list[str]) -> None:
+    """Raise SchemaMismatch if two columns have one name."""
     twice = sorted({name for name in names if names.count(name) > 1}) if len({*names}) < len(names) else []
     if twice:
         raise SchemaMismatch(
@@ -485,6 +494,7 @@ def _reorder_columns(values: list[Column], reorder: Sequence[str]) -> list[Colum
 
 
 def _rebuild_side(before: Side, columns: list[Column]) -> Side:
+    """Return the key or value with other columns; a codec's column stays."""
     if before.codec_name is not None:
         return before
     return Side(tuple(pa.field(column.name, column.kind, column.nullable) for column in columns))
@@ -493,7 +503,7 @@ def _rebuild_side(before: Side, columns: list[Column]) -> Side:
 def _collect_defaults(
     schema: CollectionSchema, columns: list[Column], added: Mapping[int, str], given: Mapping[str, Any]
 ) -> tuple[tuple[int, str], ...]:
-    """Return all columns' defaults, in written form, after a change of the schema."""
+    """Return all columns' defaults, in JSON form, after a change of the schema."""
     if unknown := sorted({*given} - {*added.values()}, key=repr):
         raise SchemaMismatch(
             f"defaults= names {unknown[0]!r}, which is not added: a default is the value of an added column in "
@@ -515,6 +525,7 @@ def _collect_defaults(
 
 
 def _check_defaults_size(defaults: tuple[tuple[int, str], ...]) -> None:
+    """Raise SchemaMismatch if the defaults take too many bytes."""
     size = sum(len(written.encode()) for _, written in defaults)
     if size > DEFAULT_BYTES_MAX:
         raise SchemaMismatch(
@@ -575,6 +586,7 @@ _read: WeakValueDictionary[bytes, CollectionSchema] = WeakValueDictionary()  # S
 
 
 def _decode_version(written: bytes) -> CollectionSchema:
+    """Return the schema of a written form, from a cache."""
     schema = _read.get(written)
     if schema is None:
         schema = _read[written] = CollectionSchema.from_json(msgspec.json.decode(written))

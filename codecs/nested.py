@@ -36,7 +36,7 @@ Cast = Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A column, or a field inside of one, with all fields inside of it."""
+    """A column, or a field inside one; its inner fields are nodes."""
 
     number: int
     name: str
@@ -45,18 +45,18 @@ class Node:
 
     @property
     def is_struct(self) -> bool:
-        """Whether its fields have names of their own."""
+        """Whether the node is a struct."""
         return bool(pt.is_struct(self.kind))
 
     def walk(self) -> Iterator["Node"]:
-        """Yield it and all nodes inside, depth first."""
+        """Yield this node and all nodes inside, depth first."""
         yield self
         for child in self.inner:
             yield from child.walk()
 
 
 def make_node(name: str, kind: pa.DataType, numbers: Iterator[int], number: int = COLUMN) -> Node:
-    """Return a node of a type, whose fields get the next numbers."""
+    """Return the node of a column or field; `numbers` numbers inner fields."""
     inner = []
     for step, child in zip(list_step_names(kind), list_inner_fields(kind) if pt.is_nested(kind) else (), strict=True):
         inner.append(make_node(step, child.type, numbers, next(numbers)))
@@ -64,7 +64,7 @@ def make_node(name: str, kind: pa.DataType, numbers: Iterator[int], number: int 
 
 
 def list_step_names(kind: pa.DataType) -> list[str]:
-    """Return the names in paths of a type's direct fields."""
+    """Return the names by which paths address a type's direct fields."""
     if not pt.is_nested(kind):
         return []
     named = {2: ["key", "value"]} if pt.is_map(kind) else {1: ["element"]}
@@ -99,6 +99,7 @@ def list_all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
 
 
 def _list_all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
+    """Compute the result of `list_all_ids`."""
     ids = dict(zip(schema.names, schema.ids, strict=True))
     nodes = schema.compute_once(_make_nested_nodes)
     return frozenset(ids.values()) | {
@@ -107,7 +108,7 @@ def _list_all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
 
 
 def reshape_column(column: pa.ChunkedArray, source: Node, target: Node, cast: Cast) -> pa.ChunkedArray:
-    """Convert a column to the fields of another node: matched by number, NULL for new ones, leaves cast.
+    """Convert a column to the fields of `target`, matched by their numbers.
 
     NULL values stay NULL. Raises the errors of the cast for values that do not fit.
     """
@@ -121,7 +122,7 @@ def reshape_column(column: pa.ChunkedArray, source: Node, target: Node, cast: Ca
 
 
 def _reshape_array(array: pa.Array, source: Node, target: Node, cast: Cast) -> pa.Array:
-    """Return an array with the fields of another node, recursively."""
+    """Convert an array to the fields of `target`, at all depths."""
     if source.kind == target.kind and source.inner == target.inner:
         return array
     if not target.inner:
@@ -143,7 +144,7 @@ def _reshape_array(array: pa.Array, source: Node, target: Node, cast: Cast) -> p
 
 @dataclass(frozen=True, slots=True)
 class InnerChanges:
-    """Changes of the fields inside of one column, by their numbers; added ones by the number of their struct."""
+    """Changes inside one column, by field number; additions by their struct's number."""
 
     add: dict[int, dict[str, pa.DataType]] = field(default_factory=dict)
     drop: dict[int, str] = field(default_factory=dict)
@@ -197,7 +198,7 @@ def split_changes(
     rename: Mapping[str, str],
     widen: Mapping[str, pa.DataType],
 ) -> tuple[dict[str, pa.DataType], list[str], dict[str, str], dict[str, pa.DataType], dict[str, InnerChanges]]:
-    """Split changes into those of whole columns, and those inside each column."""
+    """Split the arguments of `evolve` into changes of columns and inside columns."""
     drop = drop if isinstance(drop, str) or not isinstance(drop, Iterable) else tuple(drop)
     if not isinstance(drop, tuple) or not all(isinstance(path, str) for path in drop):
         schema.check_distinct("drop", drop)
@@ -251,7 +252,7 @@ def split_changes(
 
 
 def _parse_new_name(path: str, new: str) -> str:
-    """Return a new name without quotes; refuse one with several steps."""
+    """Return a column's or field's new name unquoted; refuse a path."""
     steps = split_path(new)
     if len(steps) > 1:
         raise SchemaMismatch(
@@ -262,11 +263,12 @@ def _parse_new_name(path: str, new: str) -> str:
 
 
 def _join_path(steps: Sequence[str]) -> str:
+    """Return the steps as one path, quoted if needed."""
     return ".".join(map(quote_name, steps))
 
 
 def _find_node(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) -> Node:
-    """Return the node at the end of a path."""
+    """Return the node at the end of a path; `what`: for errors."""
     if steps[0] not in schema.names:
         raise SchemaMismatch(
             f"{what}={path!r}: there is no column {steps[0]!r}{did_you_mean(steps[0], schema.names) or ','} the "
@@ -297,7 +299,7 @@ def _find_field(schema: CollectionSchema, steps: Sequence[str], path: str, what:
 
 
 def change_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path: str = "") -> Node:
-    """Apply changes to the inner fields of a node; added ones get the next numbers."""
+    """Apply changes to a node's inner fields; new fields take from `numbers`."""
     path = f"{path}{quote_name(node.name)}"
     inner = []
     for child in node.inner:
@@ -324,7 +326,7 @@ def change_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path:
 
 
 def find_differences(before: Node, after: Node, path: str = "") -> Iterator[tuple[str, Node | None, Node | None]]:
-    """Yield each difference inside a column: path, old node or None, new node or None."""
+    """Yield differences inside a column: path, old and new node, or None."""
     old, new = ({child.number: child for child in node.inner} for node in (before, after))
     path = f"{path}{quote_name(after.name)}."
     for number, child in old.items():
@@ -341,7 +343,7 @@ def find_differences(before: Node, after: Node, path: str = "") -> Iterator[tupl
 
 
 def is_extended(before: Node, after: Node) -> bool:
-    """Return whether a column keeps all fields, their names and order; it may have more."""
+    """Return whether a column keeps its inner fields; more may be added."""
     if not before.inner:
         return bool(before.kind == after.kind)
     old, new = before.inner, [child for child in after.inner if child.number in {n.number for n in before.inner}]
@@ -353,7 +355,7 @@ def is_extended(before: Node, after: Node) -> bool:
 
 
 def make_node_like(name: str, kind: pa.DataType, like: Node) -> Node:
-    """Return a node of a type; equally named fields take their numbers from another node."""
+    """Return a type's node; fields named as in `like` share its numbers."""
     return _match_names(name, kind, like, count(_UNKNOWN), COLUMN)
 
 
@@ -361,7 +363,7 @@ _UNKNOWN = 1 << 32  # The first number of fields that the other node has not.
 
 
 def _match_names(name: str, kind: pa.DataType, like: Node, fresh: Iterator[int], number: int) -> Node:
-    """Build a node, with the numbers of equally named fields of another one."""
+    """Build a node whose fields take the numbers of equally named fields."""
     if _get_nesting(kind) != _get_nesting(like.kind):
         return Node(number, name, kind)
     named, inner = {child.name: child for child in like.inner}, list[Node]()
@@ -375,6 +377,7 @@ def _match_names(name: str, kind: pa.DataType, like: Node, fresh: Iterator[int],
 
 
 def _get_nesting(kind: pa.DataType) -> str:
+    """Return "list", "struct", "map", or "" for a flat type."""
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
         return "list"
     return "struct" if pt.is_struct(kind) else "map" if pt.is_map(kind) else ""
@@ -399,7 +402,7 @@ def align_fields(column: pa.ChunkedArray, target_type: pa.DataType) -> pa.Chunke
 
 
 def _align_type(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataType:
-    """Return the target type, with the leaf types of the source."""
+    """Return the target's nesting and fields, with the source's leaf types."""
     if not _get_nesting(source_type) or _get_nesting(source_type) != _get_nesting(target_type):
         return source_type
     if pt.is_struct(source_type):

@@ -42,7 +42,7 @@ ENTRY_OVERHEAD_BYTES = 512  # Roughly, of a key, a checksum and what Python adds
 
 @dataclass(frozen=True, slots=True)
 class CacheCount:
-    """Counts of a cache since it was made.
+    """The counters of a cache.
 
     Attributes:
         hits: reads answered from memory or the folder; folder_hits: reads answered from the folder.
@@ -52,7 +52,7 @@ class CacheCount:
         corrupt: entries that were damaged.
         disk_errors: reads and writes of the folder that failed; then a value is only not cached.
         memory_bytes: the size of the values in memory now.
-        folder_bytes: of the folder, all processes together, as far as this object knows.
+        folder_bytes: the size of the folder, all processes together, as far as this object knows.
     """
 
     hits: int = 0
@@ -67,7 +67,7 @@ class CacheCount:
 
 
 class CachedBlob(BlobLayer):
-    """Serves immutable values of another store from memory or a folder.
+    """Serves values that never change from memory or a folder.
 
     A hit in memory costs about 1.5 µs and one pass of xxh3_128 over the value. A range is cut from a cached value;
     without one, only the range is fetched, and not cached.
@@ -128,7 +128,7 @@ class CachedBlob(BlobLayer):
         return value
 
     def _get_value(self, key: str, range: tuple[int, int] | None, bytes_max: int | None) -> bytes | None:
-        """Return a value from memory, the folder or the store."""
+        """Return a value from memory, folder or store; drop damaged copies."""
         if not self._is_cached(key):
             return self._inner.get(key, range) if range is not None else self._read_store(key, bytes_max)
         entry = self._memory.get(key)
@@ -171,7 +171,7 @@ class CachedBlob(BlobLayer):
         self._inner.close()
 
     def _write_through(self, keys: Sequence[str], call: Callable[..., T], *arguments: Any) -> T:
-        """Change values in the store; drop their cached copies before and after."""
+        """Change values in the store; drop cached copies before and after."""
         cached_keys = [check_key(key) for key in keys if self._is_cached(key)]
         for key in cached_keys:
             self.invalidate(key)  # A process that is killed after the write must not leave the value in the folder.
@@ -190,7 +190,7 @@ class CachedBlob(BlobLayer):
         return self._inner.get(key, range) if value is None else value[slice(*range)]
 
     def _fetch(self, key: str, bytes_max: int | None) -> bytes | None:
-        """Return the value from the folder or the store; threads that want it at the same time share one read."""
+        """Return a value from folder or store; concurrent callers share one read."""
         with self._lock:
             running = self._fetches.get(key)
             if running is None:
@@ -217,6 +217,7 @@ class CachedBlob(BlobLayer):
         return value
 
     def _read_store(self, key: str, bytes_max: int | None) -> bytes | None:
+        """Return a value from the store."""
         return self._inner.get(key) if bytes_max is None else get_at_most(self._inner, key, bytes_max)
 
     def _read_value(self, key: str, mine: "Future[bytes | None]", bytes_max: int | None) -> bytes | None:
@@ -247,39 +248,47 @@ class CachedBlob(BlobLayer):
             self._folder.put(key, value, lock=self._lock, may_keep=is_current)
 
     def _end_fetch(self, key: str, mine: "Future[bytes | None]") -> None:
+        """Let later reads of the key begin a fetch of their own."""
         with self._lock:
             if self._fetches.get(key) is mine:
                 del self._fetches[key]
 
     def _drop_corrupt(self, key: str, entry: "_CachedValue") -> None:
+        """Drop a damaged value from memory, and count it."""
         with self._lock:
             self._corrupt += 1
             self._memory.remove(key, only=entry)
 
 
 class _CachedValue(NamedTuple):
+    """A cached value with a checksum of key and value."""
+
     value: bytes
     checksum: bytes
 
     @classmethod
     def of(cls, key: str, value: bytes) -> "_CachedValue":
+        """Return the value with its checksum."""
         return cls(value, _compute_checksum(key, value))
 
     def is_intact(self, key: str) -> bool:
+        """Return whether key and value still match the checksum."""
         return self.checksum == _compute_checksum(key, self.value)
 
     def measure_memory(self) -> int:
+        """Return the bytes that the entry takes."""
         return len(self.value) + ENTRY_OVERHEAD_BYTES
 
 
 def _compute_checksum(key: str, value: bytes) -> bytes:
+    """Return the checksum of a key with its value."""
     digest = xxhash.xxh3_128(key.encode() + b"\0")
     digest.update(value)
     return digest.digest()
 
 
 def get_checked(blob: Blob, key: str, bytes_expected: int, check: Callable[[bytes], T]) -> T | None:
-    """Return what `check` returns for the value at key, or None when there is no value.
+    """Read a value and return `check(value)`; None without a value.
 
     A value much larger than bytes_expected raises CorruptBlob, and is not read if its store knows the size first.
 
@@ -290,12 +299,12 @@ def get_checked(blob: Blob, key: str, bytes_expected: int, check: Callable[[byte
 
 
 def get_range_checked(blob: Blob, key: str, range: tuple[int, int], check: Callable[[bytes], T]) -> T | None:
-    """Return what `check` returns for some bytes of the value at key; otherwise as `get_checked`."""
+    """Read bytes of a value and return `check(bytes)`; otherwise as `get_checked`."""
     return _check_or_refetch(blob, key, lambda: blob.get(key, range), check)
 
 
 def _check_or_refetch(blob: Blob, key: str, get: Callable[[], bytes | None], check: Callable[[bytes], T]) -> T | None:
-    """Check a value; if it is wrong, drop the cached copy and read again."""
+    """Return `check(data)`; if data is corrupt, drop the copy and reread."""
     data = get()
     if data is None:
         return None

@@ -52,12 +52,14 @@ _NAME_BYTES_MAX = 4096
 
 
 class BoundedFolder:
-    """Folder and files are for their owner only (0700, 0600). No method raises because of the disk.
+    """A folder of cached files with a limit of bytes. No method raises because of the disk.
+
+    Folder and files are for their owner only (0700, 0600).
 
     Attributes:
         evictions, disk_errors: how many files this object has removed to make room, and how many requests the disk
             refused.
-        bytes: of the folder, all processes together, as far as this object knows.
+        bytes: the size of the folder, all processes together, as far as this object knows.
     """
 
     def __init__(self, folder: str | os.PathLike[str], bytes_max: int, clock: Clock) -> None:
@@ -76,7 +78,7 @@ class BoundedFolder:
         return self.bytes_max // FILE_SHARE_MAX
 
     def make_path(self, digest: str, suffix: str) -> str:
-        """Return the path of a file, which need not exist."""
+        """Return the path for a file of this digest and suffix."""
         return os.path.join(self.root, f"{digest}.{suffix}")
 
     @property
@@ -117,7 +119,7 @@ class BoundedFolder:
                 os.unlink(temporary)
 
     def note_disk_error(self) -> None:
-        """Note that the disk refused something."""
+        """Count a request that the disk refused."""
         with self._lock:
             self.disk_errors += 1
 
@@ -139,6 +141,7 @@ class BoundedFolder:
         return size
 
     def _note_growth(self, size: int) -> None:
+        """Add a file's size; make room if the limit may be reached."""
         with self._lock:
             self.bytes += size
             self._until_scan -= size
@@ -150,6 +153,7 @@ class BoundedFolder:
                 self._scanning.release()
 
     def _is_scan_due(self) -> bool:
+        """Return whether the folder may be too large."""
         with self._lock:
             return self._until_scan <= 0 or self.bytes > self.bytes_max
 
@@ -252,13 +256,16 @@ class CacheFolder:
             self.room.note_disk_error()
 
     def _locate(self, key: str) -> tuple[bytes, str]:
+        """Return the name in a key's file, and the file's path."""
         name = f"{self._location}\n{key}".encode()
         return name, self.room.make_path(xxhash.xxh3_128_hexdigest(name), "cached")
 
     def _file_bytes_max(self) -> int:
+        """Return the largest size of a cached file."""
         return self.room.file_bytes_max + _PREFACE.size + _LENGTH.size + _NAME_BYTES_MAX
 
     def _drop_corrupt(self, path: str) -> None:
+        """Delete a damaged file, and count it."""
         with self._lock:
             self.corrupt += 1
         with suppress(OSError):
@@ -276,6 +283,7 @@ def _read_entry(file: io.FileIO, name: bytes) -> bytes | None:
 
 
 def _compute_digest(head: bytes, value: bytes) -> bytes:
+    """Return the digest of a file's head and value."""
     digest = xxhash.xxh3_128(head)
     digest.update(value)
     return digest.digest()

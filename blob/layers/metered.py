@@ -40,7 +40,7 @@ class LatencyHistogram:
         self.max_s = 0.0
 
     def record(self, seconds: float) -> None:
-        """Count one value."""
+        """Count one duration."""
         mantissa, exponent = math.frexp(seconds)  # seconds == mantissa * 2**exponent with 0.5 <= mantissa < 1
         bucket = (exponent - _EXPONENT_MIN) * BUCKETS_PER_OCTAVE + int((mantissa - 0.5) * 2 * BUCKETS_PER_OCTAVE)
         self._buckets[0 if bucket < 0 or seconds <= 0 else min(bucket, BUCKETS - 1)] += 1
@@ -74,6 +74,7 @@ class LatencyHistogram:
 
 
 def _compute_middle_s(bucket: int) -> float:
+    """Return the middle of a bucket's durations."""
     octave, part = divmod(bucket, BUCKETS_PER_OCTAVE)
     return math.ldexp(0.5 + (part + 0.5) / (2 * BUCKETS_PER_OCTAVE), octave + _EXPONENT_MIN)
 
@@ -147,7 +148,7 @@ class MeteredBlob(BlobLayer):
         yield from self._inner.list(prefix, start_after)
 
     def _measure(self, name: str, call: Callable[..., T], *arguments: Any, sent: int = 0) -> T:
-        """Make a call; count its time, bytes and errors."""
+        """Make a call; record its time, bytes and errors."""
         began_s = self._clock()
         try:
             result = call(*arguments)
@@ -171,6 +172,7 @@ class _Tally:
         self._histogram = LatencyHistogram()
 
     def add(self, seconds: float, *, errors: int, moved: int) -> None:
+        """Add one call to the sums."""
         with self._lock:
             self._errors += errors
             self._bytes += moved
@@ -178,6 +180,7 @@ class _Tally:
             self._histogram.record(seconds)
 
     def count(self) -> Count:
+        """Return the sums so far."""
         with self._lock:
             histogram = self._histogram
             p50_s, p90_s, p99_s = map(histogram.estimate_quantile_s, (0.5, 0.9, 0.99))

@@ -150,7 +150,7 @@ class RetryBlob(BlobLayer):
                 sent_s = self._clock.monotonic_s()
 
     def _wait_before_retry(self, failures: "_Failures", error: PersistError, sent_s: float) -> bool:
-        """Return True after a pause, or False if it is too late; raise an error that a retry cannot help."""
+        """Wait; return False if it is too late. Raise an error that no retry helps."""
         operation = failures.operation
         if not isinstance(error, (Unavailable, Indeterminate)) or isinstance(error, StoreFull):
             if failures.is_doubtful:
@@ -177,7 +177,7 @@ class RetryBlob(BlobLayer):
         return True
 
     def _make_final_error(self, failures: "_Failures") -> PersistError:
-        """Return the error that a call fails with in the end, and count it."""
+        """Return the error of a call that is given up; count it."""
         last = failures.last
         self._counts.add(failures.operation, "gave_up")
         took_s = self._clock.monotonic_s() - failures.began_s
@@ -201,6 +201,7 @@ class RetryBlob(BlobLayer):
             logger.warning("%s is tried for up to %g s: %s", what, self._retry_s, str(last))
 
     def _start_failures(self, operation: str, key: str, began_s: float) -> "_Failures":
+        """Return the record of a call's failures, with its deadline."""
         left_s = began_s + self._retry_s - self._clock.monotonic_s()
         backoff = Backoff(self._clock, left_s, first_s=FIRST_S, bound_max_s=BOUND_MAX_S, chance=self._chance)
         return _Failures(operation, key, began_s, backoff)
@@ -241,15 +242,19 @@ class _Pages:
 
 
 class _Counts:
+    """The retry counts of all operations; safe for threads."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = {operation: RetryCount() for operation in OPERATIONS}
 
     def add(self, operation: str, name: str) -> None:
+        """Add one to a count of an operation."""
         with self._lock:
             count = self._counts[operation]
             self._counts[operation] = replace(count, **{name: getattr(count, name) + 1})
 
     def copy(self) -> dict[str, RetryCount]:
+        """Return the counts so far."""
         with self._lock:
             return dict(self._counts)

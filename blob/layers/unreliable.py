@@ -16,7 +16,7 @@ READS = ("get", "list")
 
 
 class Fault(Enum):
-    """The kinds of failure of one call."""
+    """What goes wrong with one call."""
 
     NONE = "it works"
     UNAVAILABLE = "it does not happen, and the caller is told so"
@@ -103,7 +103,7 @@ class UnreliableBlob(BlobLayer):
         return self._call_with_fault("delete", lambda: delete(keys))
 
     def _call_with_fault(self, operation: str, call: Callable[[], T]) -> T:
-        """Make a call with the next fault, which comes before or after it; or without a fault."""
+        """Make a call with the next fault, before or after it."""
         fault = self._pop_fault(operation)
         if fault is Fault.UNAVAILABLE or (operation in READS and fault not in (Fault.NONE, Fault.SLOW)):
             raise Unavailable(f"injected: {operation} at {self.url} did not happen")
@@ -117,6 +117,7 @@ class UnreliableBlob(BlobLayer):
         return result
 
     def _pop_fault(self, operation: str) -> Fault:
+        """Return the next fault: scripted, or drawn at random."""
         with self._lock:
             scripted = self._scripted.get(operation)
             if self._is_down:

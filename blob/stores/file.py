@@ -75,7 +75,7 @@ class FileBlob:
     Args:
         path: the folder.
         fsync: False trades durability for speed; only for tests.
-        file_mode, folder_mode: rights of new files and folders, whatever the umask; the owner's must be complete.
+        file_mode, folder_mode: rights of new files and folders, for any umask; the owner's rights must be complete.
             With 0o660 and 0o2770, a group shares a location. Text has octal digits: "0640".
     """
 
@@ -201,7 +201,7 @@ class FileBlob:
     # Writing.
 
     def _write_file(self, key: str, value: bytes, publish: Callable[[str, str], None]) -> bool:
-        """Write a temporary file and publish it at key's path; return False if publish kept a file."""
+        """Write a file; `publish` gives it its name. Return False if an older file stays."""
         path = self._make_path(key)
         temporary = os.path.join(self._root, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
         may_be_unsynced = False
@@ -227,7 +227,7 @@ class FileBlob:
         except _NoLinks as error:
             raise StoreMisconfigured(
                 f"cannot write {path} in folder {self._root}: {error.strerror}. A folder of values needs a file system "
-                "with hard links, which an atomic create is made of: choose another folder, or an object store."
+                "with hard links, because an atomic create uses them: choose another folder, or an object store."
             ) from error.__cause__
         except OSError as error:
             raise self._map_os_error("write", path, error) from error
@@ -237,6 +237,7 @@ class FileBlob:
                     os.unlink(temporary)
 
     def _write_temporary(self, temporary: str, value: bytes) -> None:
+        """Write a file under a temporary name, durably."""
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb", buffering=0) as file:
             if S_IMODE(os.fstat(descriptor).st_mode) != self._file_mode:
@@ -248,7 +249,7 @@ class FileBlob:
                 os.fsync(descriptor)
 
     def _make_folder(self, folder: str) -> None:
-        """Make a folder and the folders above it, each durable in its parent before a file below is acknowledged."""
+        """Make a folder and its parents durable, before files in it count."""
         if folder in self._durable_folders and os.path.isdir(folder):
             return
         with self._lock:
@@ -265,7 +266,7 @@ class FileBlob:
                 _remove_old_temporaries(self._root)
 
     def _sync_change(self, path: str, folder: int | None = None) -> None:
-        """Sync a changed path's folder; a failure leaves the outcome open.
+        """Sync the folder of a changed path; raise Indeterminate if that fails.
 
         `folder`: the descriptor of path's folder, if it is open.
         """
@@ -280,7 +281,7 @@ class FileBlob:
             ) from error
 
     def _sync_and_note(self, folder: str, descriptor: int | None = None) -> None:
-        """Sync a folder, and note when that began."""
+        """Sync a folder, and note the time, to skip later syncs."""
         begun_ns = time.time_ns()
         if descriptor is None:
             _sync_folder(folder)
@@ -289,7 +290,7 @@ class FileBlob:
         self._synced_ns[folder] = begun_ns
 
     def _sync_existing(self, path: str) -> None:
-        """Sync the existing file that a `create` met."""
+        """Make durable a file that `create` found, before reporting it."""
         try:
             self._sync_file_folder(path, os.stat(path))
         except FileNotFoundError:
@@ -298,7 +299,7 @@ class FileBlob:
             raise self._map_os_error("read", path, error) from error
 
     def _sync_file_folder(self, path: str, stat: os.stat_result) -> None:
-        """Sync the folder of a file: its writer may have died before doing so.
+        """Sync a file's folder: its writer may have died before that.
 
         File times and ours come from one clock. Only one case is not noticed: the clock is set back by more than a tick
         at the moment in which a process dies before a power cut.
@@ -319,7 +320,7 @@ class FileBlob:
     # Listing.
 
     def _walk_folder(self, folder: str, prefix: str, after: str) -> Iterator[BlobEntry]:
-        """Yield the entries below folder ('' or a key and '/') that match, in key order.
+        """Yield the entries below a folder that match, in key order.
 
         Text sorts by code point, which is the order of its UTF-8 bytes. A folder sorts as its name and a
         slash, as its keys do: 'a-b' comes before 'a/b', though 'a' comes before 'a-b'.
@@ -354,6 +355,7 @@ class FileBlob:
         return keys
 
     def _make_entry(self, key: str) -> BlobEntry | None:
+        """Return the entry of a key; None if it is no file."""
         try:
             stat = os.lstat(os.path.join(self._root, key))
         except FileNotFoundError:
@@ -389,7 +391,7 @@ class FileBlob:
             )
 
     def _make_occupied_error(self, key: str, path: str) -> PersistError:
-        """Return the error for a folder where a value should be, or the reverse."""
+        """Return the error for a path that a folder or value occupies."""
         with suppress(OSError):
             if _name_special_kind(mode := os.lstat(path).st_mode):
                 return _make_special_file_error(key, path, mode)
@@ -443,7 +445,7 @@ def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool)
 
 
 class _NoLinks(Exception):
-    """The file system has no hard links, or too few for one file; nothing was published."""
+    """The file system cannot make another hard link; nothing was published."""
 
     def __init__(self, strerror: str | None) -> None:
         super().__init__(strerror)
@@ -451,7 +453,7 @@ class _NoLinks(Exception):
 
 
 def _link_file(source: str, target: str) -> None:
-    """Let target name the file source, too; raise FileExistsError if there is something already."""
+    """Give a file a second name; raise FileExistsError if it is taken."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -462,7 +464,7 @@ def _link_file(source: str, target: str) -> None:
 
 
 def _replace_file(temporary: str, path: str) -> None:
-    """Make path name the temporary file, which also keeps its old name."""
+    """Give a temporary file a second name, replacing the file there."""
     second = f"{temporary}-2"
     _link_file(temporary, second)
     try:
@@ -474,6 +476,7 @@ def _replace_file(temporary: str, path: str) -> None:
 
 
 def _remove_old_temporaries(root: str) -> None:
+    """Delete temporary files that dead writers have left."""
     oldest_s = time.time() - TEMPORARY_AGE_MAX_S
     with os.scandir(root) as entries:
         for entry in entries:
@@ -503,12 +506,13 @@ def _list_parents(path: str) -> list[str]:
 
 
 def _find_first_non_folder(path: str) -> str:
-    """Return the outermost of path and its parents that is not a folder; '' if all are folders."""
+    """Return the outermost part of a path that is a file; or ''."""
     return next((p for p in _list_parents(path) if os.path.exists(p) and not os.path.isdir(p)), "")
 
 
 @contextmanager
 def _open_folder(folder: str) -> Iterator[int]:
+    """Open a folder for fsync; yield its descriptor."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield descriptor
@@ -517,6 +521,7 @@ def _open_folder(folder: str) -> Iterator[int]:
 
 
 def _sync_folder(folder: str) -> None:
+    """Make a folder's entries durable."""
     with _open_folder(folder) as descriptor:
         os.fsync(descriptor)
 
@@ -543,4 +548,5 @@ def _name_special_kind(mode: int) -> str | None:
 
 
 def _make_special_file_error(key: str, path: str, mode: int) -> CorruptBlob:
+    """Return the error for a FIFO, device or the like."""
     return CorruptBlob(key, f"{path} is {_name_special_kind(mode) or 'a special file'} and no plain file: remove it")

@@ -4,9 +4,9 @@ Only s3fs, gcsfs and adlfs offer an atomic create (`pipe_file(mode="create")`, o
 PUT by the server), and only they can be written to. fsspec's other file systems test for existence and then write, so
 two writers could both succeed. So those open read-only, and a write raises ReadOnlyStore.
 
-These libraries retry by themselves. A `create` that landed may therefore return False after a lost answer (the protocol
-allows it: False only means that the key exists), and a failed write leaves its outcome open. A listing fetches all keys
-of the folder that the prefix names, whatever `start_after` is.
+s3fs, gcsfs and adlfs retry by themselves. A `create` that landed may therefore return False after a lost answer (the
+protocol allows it: False only means that the key exists), and a failed write leaves its outcome open. A listing fetches
+all keys of the folder that the prefix names, whatever `start_after` is.
 """
 
 import importlib
@@ -64,8 +64,7 @@ class FsspecBlob:
         url: such as `gs://bucket/prefix`; without user name and password, which belong in the options.
         options: `storage_options` of the file system, passed on as they are.
 
-    Raises:
-        InvalidUsage: the scheme is unknown, its package is not installed, or it does not take the options.
+    Raises InvalidUsage: the scheme is unknown, its package is not installed, or it does not take the options.
     """
 
     is_remote = True
@@ -99,7 +98,7 @@ class FsspecBlob:
 
     @property
     def url(self) -> str:
-        """The URL with which it was opened, with the prefix `fsspec+` if that is needed to open it again."""
+        """The URL with which the store was opened, with the prefix `fsspec+` if that is needed to open it again."""
         scheme = self._url.partition("://")[0]
         return f"fsspec+{self._url}" if scheme in _OURS else self._url
 
@@ -174,6 +173,7 @@ class FsspecBlob:
         """Do nothing: fsspec closes its connections when the file system is released."""
 
     def _get_from_start(self, path: str) -> bytes:
+        """Return a whole value; b"" for an empty one."""
         try:
             return bytes(self._fs.cat_file(path, start=0))
         except OSError as error:
@@ -205,7 +205,7 @@ class FsspecBlob:
         return {"chunksize": len(value) + 1}
 
     def _exists(self, key: str) -> bool:
-        """Return whether the store reports a value."""
+        """Return whether the store has the value; False if it fails."""
         try:
             return self.get(key, (0, 1)) is not None
         except PersistError:
@@ -226,6 +226,7 @@ class FsspecBlob:
         return unquote(key) if self._is_http else key
 
     def _check_writable(self) -> None:
+        """Raise ReadOnlyStore unless the file system has an atomic create."""
         if self._if_absent is None:
             raise ReadOnlyStore(
                 f"{self.url} is open for reading only: {type(self._fs).__name__} has no atomic create, so "
@@ -287,7 +288,7 @@ def _open_file_system(url: str, scheme: str, options: dict[str, Any], secrets: t
 
 
 def _choose_atomic_class(kind: Any) -> Any:
-    """Return the class of a file system; for gcsfs, one that writes objects atomically.
+    """Return a file system's class, or for gcsfs one that writes atomically.
 
     The usual class makes objects in zonal buckets by appending to them, so an interrupted create would leave a part of
     a value. Google refuses the uploads of the other class there.
@@ -298,7 +299,7 @@ def _choose_atomic_class(kind: Any) -> Any:
 
 
 def _find_atomic_create(fs: Any) -> dict[str, Any] | None:
-    """Return the argument that makes `pipe_file` an atomic create; None without one.
+    """Return the arguments that make `pipe_file` an atomic create, or None.
 
     An old release would swallow the argument and overwrite, so its signature must name it.
     """
@@ -317,7 +318,7 @@ def _get_error_code(error: BaseException) -> str:
 
 
 def _get_http_status(error: BaseException) -> int:
-    """Return the HTTP status of the answer behind an error, under any of the names that libraries use; 0 if none."""
+    """Return the HTTP status behind an error; 0 if there is none."""
     cause = error.__cause__ or error
     response = getattr(cause, "response", None)
     if isinstance(response, dict):
@@ -330,11 +331,12 @@ def _get_http_status(error: BaseException) -> int:
 
 
 def _is_absent(error: Exception) -> bool:
+    """Return whether an error means that the object is missing."""
     return isinstance(error, FileNotFoundError) and _get_error_code(error) != "NoSuchBucket"
 
 
 def _find_misconfiguration(what: str, error: Exception, secrets: tuple[str, ...]) -> StoreMisconfigured | None:
-    """Return the error of a caller's mistake; None if a retry may succeed."""
+    """Return the error for a wrong URL or wrong credentials, or None."""
     if isinstance(error, FileNotFoundError):
         return StoreMisconfigured(f"{what}: {_redact_error(error, secrets)}. Create the bucket, or correct the URL.")
     if isinstance(error, (PermissionError, io.UnsupportedOperation)) or "Credentials" in type(error).__name__:
@@ -353,7 +355,7 @@ def _choose_cause(error: Exception, secrets: tuple[str, ...]) -> Exception | Non
 
 
 def _iterate_secrets(options: object, *, is_secret: bool = False) -> Iterator[str]:
-    """Yield the option values whose name, or that of an enclosing option, sounds like a secret."""
+    """Yield the options whose names sound like secrets."""
     if isinstance(options, Mapping):
         for name, value in options.items():
             yield from _iterate_secrets(value, is_secret=is_secret or _SOUNDS_SECRET.search(str(name)) is not None)

@@ -91,7 +91,7 @@ class Answer:
 
 
 class ForkedProcess(Exception):
-    """obstore was used in the process that this one was forked from, and its threads did not come along."""
+    """obstore is unusable: this process was forked from one that used it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class ObjectErrorMap:
     not_ours: ClassVar[str] = "Correct the URL, the storage options or the bucket's set-up."
 
     def parse_answer(self, error: Exception) -> Answer:
-        """Return the status and code of the server's answer."""
+        """Return the server's answer, from the text of an error."""
         printed, _, _ = str(error).partition("\n\nDebug source")
         status = _STATUS.search(printed)
         if status is None:
@@ -127,7 +127,7 @@ class ObjectErrorMap:
         return answer.status == 404 and answer.code != "NoSuchBucket"
 
     def is_success(self, error: Exception) -> bool:
-        """Return whether the server reported success, although obstore misses something in the answer."""
+        """Return whether the server reported success that obstore did not understand."""
         return "MissingEtag" in (text := str(error)) or ("InvalidDeleteObjectsResponse" in text and "`$value`" in text)
 
     def map_setup_error(self, error: Exception) -> PersistError:
@@ -156,7 +156,7 @@ class ObjectErrorMap:
         return doubt
 
     def is_partial(self, error: Exception) -> bool:
-        """Return whether a bulk delete failed for some objects; obstore names one."""
+        """Return whether a bulk deletion failed for some objects only."""
         text = str(error)
         is_answer = "Server returned error response: " in text and "<Key>" in text
         return is_answer or "DeleteObjects request failed for key " in text
@@ -166,6 +166,7 @@ class ObjectErrorMap:
         return error if redact(text := str(error), self.secrets) == text else None
 
     def _make_unavailable(self, what: str, error: Exception, advice: str) -> Unavailable:
+        """Return the error for a call that did nothing."""
         if limit := _find_local_limit(error):
             return StoreFull(
                 f"{what}: {limit}, then try again. That object is unchanged. ({self._format_error(error)})"
@@ -188,7 +189,7 @@ class ObjectErrorMap:
         return bool(answer.code) and (answer.code in _REFUSED_FOR_NOW or 300 <= answer.status < 500)
 
     def _find_misconfiguration(self, what: str, error: Exception) -> InvalidUsage | None:
-        """Return the error of a caller's mistake; None if a retry may succeed."""
+        """Return the error for wrong options or rights, or None."""
         if isinstance(error, ForkedProcess):
             return InvalidUsage(
                 f"{what}: this process was forked from one that had used a store in the cloud, whose threads did not "
@@ -235,11 +236,12 @@ class ObjectErrorMap:
 
 
 def _has_timed_out(error: Exception) -> bool:
+    """Return whether obstore reports a timeout."""
     return "TimedOut" in str(error)
 
 
 def _find_local_limit(error: Exception) -> str | None:
-    """Return the limit of this process or machine that a request exceeded, with advice; None if there is none."""
+    """Return this machine's limit that a request exceeded, with advice; or None."""
     for code in _OS_CODE.findall(str(error)):
         if int(code) in FULL:
             return f"{os.strerror(int(code))}. {FULL[int(code)]}"

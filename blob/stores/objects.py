@@ -59,8 +59,7 @@ class ObjectBlob:
             has failed.
         attempt_s: how long a request may take with its whole answer.
 
-    Raises:
-        InvalidUsage: a prefix that is not allowed, or obstore is not installed.
+    Raises InvalidUsage: a prefix that is not allowed, or obstore is not installed.
     """
 
     is_remote = True
@@ -182,11 +181,14 @@ class ObjectBlob:
         self._clients.clear()
 
     def _connect(self, client_options: dict[str, Any], is_for_pages: bool) -> Any:
-        """Return obstore's store for these options of HTTP; it must never retry, and deletes many objects at once or
-        each alone."""
+        """Return obstore's store with these HTTP options and no retries.
+
+        `is_for_pages`: whether deletions of many objects are one request, not one for each object.
+        """
         raise NotImplementedError
 
     def _get_object(self, key: str, options: dict[str, Any] | None) -> bytes | None:
+        """Return an object or a range of it; None if absent."""
         try:
             result = self._obstore.get(self._choose_client(), self._base + key, options=options)
             value = bytes(result.bytes())
@@ -208,7 +210,7 @@ class ObjectBlob:
         return value
 
     def _confirm_write(self, action: str, key: str, value: bytes) -> None:
-        """Read back a value whose PUT had no ETag: a proxy may have answered in place of the store.
+        """Read back a value whose PUT was answered without an ETag.
 
         Raises Indeterminate: another value is there, or the read fails.
         """
@@ -221,7 +223,7 @@ class ObjectBlob:
         raise Indeterminate(f"{action} of {key!r} at {self.url} got an answer without an ETag, and {why}")
 
     def _confirm_deletion(self, key: str) -> None:
-        """Request a deleted key, because obstore does not notice whether the store itself has answered the deletion.
+        """Read a deleted key, to detect that a proxy answered.
 
         Raises Indeterminate: something else has answered.
         """
@@ -244,7 +246,7 @@ class ObjectBlob:
         return True
 
     def _exists(self, key: str) -> bool:
-        """Return whether the store reports a value."""
+        """Return whether the store has the value; False if it fails."""
         try:
             return self._get_object(key, {"range": (0, 1)}) is not None
         except PersistError:
@@ -273,7 +275,7 @@ class ObjectBlob:
 
 
 def _make_predecessor(name: str) -> str:
-    """Return a name that sorts just before all that start with this one."""
+    """Return a name just before all names that begin with this one."""
     if not name or name.endswith("/"):
         return name  # No object has this name, as persist has it.
     last = ord(name[-1]) - 1
@@ -300,6 +302,7 @@ def _check_prefix(prefix: str) -> None:
 
 
 def _make_order_error(url: str, key: str, before: str) -> StoreMisconfigured:
+    """Return the error for a store that lists keys out of order."""
     return StoreMisconfigured(
         f"{url} lists {key[:80]!r} after {before[:80]!r}, and keys must come in the order of their bytes. Use a store "
         "that lists so, such as a general purpose bucket of S3."

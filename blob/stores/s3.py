@@ -176,14 +176,14 @@ class S3Blob(ObjectBlob):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The address of a bucket: obstore's settings for the server and HTTP, and boto3's session with the credentials."""
+    """How to reach a bucket: settings for obstore, and boto3's session."""
 
     config: Mapping[str, Any]
     client_options: Mapping[str, Any]
     session: Any
 
     def make_credential_provider(self) -> Any:
-        """Return obstore's source of credentials; raise NoCredentialsError if boto3 finds none."""
+        """Return obstore's source of credentials; raise NoCredentialsError without any."""
         from botocore.exceptions import NoCredentialsError
         from obstore.auth.boto3 import Boto3CredentialProvider
 
@@ -194,7 +194,7 @@ class _Place:
 
 
 def _find_bucket(bucket: str, options: S3Options) -> _Place:
-    """Find the address with boto3, which knows the regions of all partitions and the settings in ~/.aws."""
+    """Find a bucket's address and credentials by boto3 and its settings."""
     import boto3
     import botocore.session
     from botocore import UNSIGNED
@@ -228,6 +228,7 @@ def _find_bucket(bucket: str, options: S3Options) -> _Place:
 
 
 def _check_bucket(bucket: str) -> None:
+    """Raise an error for the name of an unusable bucket."""
     if not bucket.strip(".") or "/" in bucket or "@" in bucket:
         raise InvalidUsage(
             "the S3 bucket's name is missing or all dots, or has a '/' or '@' in it. Give the bucket alone; "

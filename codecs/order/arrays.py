@@ -13,7 +13,7 @@ import pyarrow.types as pat
 
 
 def make_plain_array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Convert Python values of a type that needs no checks to an array."""
+    """Convert Python values, which certainly fit a type, to an array."""
     if None not in values:
         if kind == pa.int64():
             return make_int64_array(np.fromiter(values, np.int64, len(values)))
@@ -69,9 +69,9 @@ def copy_table(table: pa.Table) -> pa.Table:
 
 
 def get_stored_numbers(array: pa.Array, dtype: str | None = None) -> npt.NDArray[Any]:
-    """Return the stored numbers of fixed-width values; those of NULLs are arbitrary.
+    """Return the buffer of fixed-width values as numbers; arbitrary for NULL.
 
-    `dtype`: of numbers that are narrower than the values, several for each; None for one number of the value's width.
+    `dtype`: a narrower type, of which each value has several numbers; None for one number of the value's width.
     """
     width = array.type.bit_width // 8
     number = _get_integer_type(array.type) if dtype is None else np.dtype(dtype)
@@ -82,6 +82,7 @@ def get_stored_numbers(array: pa.Array, dtype: str | None = None) -> npt.NDArray
 
 @lru_cache(maxsize=256)
 def _get_integer_type(kind: pa.DataType) -> "np.dtype[Any]":
+    """Return the numpy type with a type's width: integer or float."""
     letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
     return np.dtype(f"{letter}{kind.bit_width // 8}")
 

@@ -1,9 +1,9 @@
 """A digest of updates or contents that ignores order, batches, parts, widths and unconsolidated diffs.
 
-`docs/inside/format.md` defines it ("Digests"); the names below are those of its formulas. Because diffs multiply,
-consolidation does not change the digest, and the digests of batches add up. Nothing is sorted, and memory is that of
-64 Ki rows. Contents use both lanes, 128 bits; a write with a token stores lane 1. The digest detects accidental
-differences; it does not protect against contents made to match a digest.
+`docs/inside/format.md` defines it ("Digests"); the names below are from its formulas. Each row's hash is multiplied by
+its diff, so consolidation does not change the digest, and the digests of batches add up. Nothing is sorted, and memory
+suffices for 64 Ki rows. Contents use two sums with different seeds (lanes), 128 bits; a write with a token stores the
+first. The digest detects accidental differences; it does not protect against contents that imitate a digest.
 
 Cost: 10 to 20 ns for each value of up to 64 bits and lane, 70 ns for a short text. Rejected: checksums of parts, which
 depend on how rows were split into parts; a cryptographic hash of the sorted records, which needs all of the contents at
@@ -38,7 +38,7 @@ _NULL = np.uint64(0xD6E8FEB86659FD93)
 
 
 class Digest:
-    """Adds up the digest of contents from tables; columns are identified by name, so their order is free."""
+    """Computes a digest of contents that does not depend on their order."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = list(columns)
@@ -55,7 +55,7 @@ class Digest:
 
 
 def compute_digest(table: pa.Table, columns: Sequence[str]) -> int:
-    """Return the first lane of the digest of updates by some of their columns, and `_diff`."""
+    """Return a 64-bit digest of updates, by some columns and `_diff`."""
     return _sum_row_hashes(table, columns, _LANES[:1])[0]
 
 
@@ -77,7 +77,7 @@ def hash_text(text: str) -> int:
 
 
 def _sum_row_hashes(table: pa.Table, columns: Sequence[str], lanes: Sequence[int]) -> list[int]:
-    """Return the sums of a table's row hashes, lane by lane."""
+    """Return for each hash seed (lane) the sum of rows' hashes."""
     keys = _mix_bits(np.array(lanes, np.uint64))
     names = [pa.array([name.encode()], pa.binary()) for name in columns]
     sums = [0 for _ in lanes]
@@ -96,13 +96,14 @@ def _sum_row_hashes(table: pa.Table, columns: Sequence[str], lanes: Sequence[int
 
 
 def _mix_bits(x: Words) -> Words:
+    """Return a bijective hash of 64-bit integers."""
     x = (x ^ (x >> np.uint64(30))) * _A
     x = (x ^ (x >> np.uint64(27))) * _B
     return x ^ (x >> np.uint64(31))
 
 
 def _hash_values(array: pa.Array, key: np.uint64) -> Words:
-    """Return one word for each value."""
+    """Return a 64-bit hash of each value; NULL has its own."""
     words = _hash_values_except_nulls(array, key)
     if array.null_count:
         words = np.where(get_boolean_values(array.is_null()), _NULL, words)
@@ -110,7 +111,7 @@ def _hash_values(array: pa.Array, key: np.uint64) -> Words:
 
 
 def _hash_values_except_nulls(array: pa.Array, key: np.uint64) -> Words:
-    """Return one hash for each value; hashes of NULLs are arbitrary."""
+    """Return a hash of each value; hashes of NULLs are arbitrary."""
     kind = array.type
     if not len(array) or pt.is_null(kind):
         return np.zeros(len(array), np.uint64)
@@ -138,7 +139,7 @@ def _hash_values_except_nulls(array: pa.Array, key: np.uint64) -> Words:
 
 
 def _widen_numbers(array: pa.Array) -> Words:
-    """Return values of a fixed width in 64 bits."""
+    """Return fixed-width values as 64-bit integers."""
     kind, values = array.type, get_stored_numbers(array)
     if pt.is_date64(kind):
         values = values // _DAY_MS
@@ -147,18 +148,20 @@ def _widen_numbers(array: pa.Array) -> Words:
 
 
 def _hash_lists(array: pa.Array, key: np.uint64) -> Words:
+    """Return a hash of each list, from the hashes of its elements."""
     lengths = get_int64_values(array.value_lengths().fill_null(0).cast(pa.int64()))
     return _chain_words(_hash_values(array.flatten(), key), lengths, lengths, key)
 
 
 def _hash_bytes(array: pa.Array, key: np.uint64) -> Words:
+    """Return a hash of each text or binary value."""
     starts, lengths, data = get_byte_ranges(array)
     counts = (lengths + 7) >> 3
     return _chain_words(_split_into_words(data, starts, lengths, counts), counts, lengths, key)
 
 
 def _split_into_words(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints, counts: Ints) -> Words:
-    """Return the bytes of all values in words of eight, padded with zeros."""
+    """Split the bytes of values into 64-bit integers, padded with zeros."""
     at = _number_words(counts) << 3
     if not len(at):
         return np.zeros(len(at), np.uint64)
@@ -173,13 +176,13 @@ def _split_into_words(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints, 
 
 
 def _number_words(counts: Ints) -> Ints:
-    """Return 0, 1, … for each value's words."""
+    """Return 0, 1, … for the 64-bit pieces of each value."""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - counts, counts)
 
 
 def _chain_words(words: Words, counts: Ints, lengths: Ints, key: np.uint64) -> Words:
-    """Chain `counts` hashes into one for each value."""
+    """Hash each value from its pieces; `counts`: how many each value has."""
     mixed = _mix_bits((key ^ words) + _G * (_number_words(counts) + 1).astype(np.uint64))
     sums = np.zeros(len(mixed) + 1, np.uint64)
     np.cumsum(mixed, out=sums[1:])

@@ -44,8 +44,7 @@ _KEEP = np.array([((1 << 64) - 1) ^ ((1 << (64 - 8 * kept)) - 1) for kept in ran
 def sort_rows(columns: Sequence[pa.Array]) -> tuple[Rows, Flags]:
     """Sort rows stably: equal rows keep their input order.
 
-    Args:
-        columns: flat arrays of one length n, floats canonical (see `ordering.canonical`).
+    `columns`: flat arrays of one length n, floats canonical (see `ordering.make_canonical`).
 
     Returns:
         int64[n], the row numbers in order, and bool[n], true where a row (in that order) differs from the one before.
@@ -99,7 +98,7 @@ def rank_texts(column: pa.Array) -> pa.Array:
 
 
 def _sort_stably(packed: Bits) -> Rows:
-    """Return the stable order of packed integers."""
+    """Return the row numbers that sort packed integers, stably."""
     least, row_bits = packed.min(), len(packed).bit_length()
     # Row numbers fit below the values: sorting values is several times as fast as sorting indices by them.
     pairs = packed - least
@@ -112,7 +111,7 @@ def _sort_stably(packed: Bits) -> Rows:
 
 
 def _mark_ties(starts: Flags) -> Flags:
-    """Return which rows, in order, are in a run of several."""
+    """Return which rows equal a neighbour; `starts` marks the runs' first rows."""
     tied = ~starts
     tied[:-1] |= tied[1:]
     return tied
@@ -121,7 +120,7 @@ def _mark_ties(starts: Flags) -> Flags:
 def _find_unequal_runs(
     columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows
 ) -> tuple[Rows, list[pa.Array]]:
-    """Return the positions (whole runs of tied rows) in runs of unequal rows, and the columns that vary there."""
+    """Return positions in tied runs whose rows differ, and the differing columns."""
     begins = starts[positions]
     differences = [every & ~begins[1:] for every in _find_changes(columns, order[positions])]
     varying = [column for column, inside in zip(columns, differences, strict=True) if inside.any()]
@@ -133,7 +132,7 @@ def _find_unequal_runs(
 
 
 def _find_changes(columns: Sequence[pa.Array], rows: Rows) -> list[Flags]:
-    """Return for each column where a row differs from the previous one: bool[len(rows) - 1]."""
+    """Return for each column which rows differ from the row before."""
     taken_rows = make_int64_array(rows)
     return [mark_changes(column.take(taken_rows)) for column in columns]
 
@@ -151,7 +150,7 @@ def mark_changes(array: pa.Array) -> Flags:
 
 
 def _sort_by_acero(columns: Sequence[pa.Array], rows: Rows, runs: Rows) -> Rows:
-    """Return the stable order of rows by run number, then columns."""
+    """Return the stable order of rows by run number, then by columns."""
     taken_rows = make_int64_array(rows)
     arrays = [make_int64_array(runs), *(column.take(taken_rows) for column in columns)]
     names = [str(i) for i in range(len(arrays))]
@@ -161,10 +160,10 @@ def _sort_by_acero(columns: Sequence[pa.Array], rows: Rows, runs: Rows) -> Rows:
 
 
 def _pack_digits(columns: Sequence[pa.Array]) -> tuple[Bits, int]:
-    """Return the leading bits of the order, uint64[n], and the number of columns that they contain completely.
+    """Pack the leading bits of each row's columns into a sortable uint64.
 
-    Texts and decimals are packed only in the first column, because earlier columns may separate the rows, or all rows
-    may be equal.
+    Returns also the number of leading columns that it contains completely. Texts and decimals are packed only in the
+    first column, because earlier columns may separate the rows, or all rows may be equal.
     """
     packed, used = np.zeros(len(columns[0]), dtype=np.uint64), 0
     bits = _DIGIT_BITS - len(packed).bit_length()
@@ -188,7 +187,7 @@ def _pack_digits(columns: Sequence[pa.Array]) -> tuple[Bits, int]:
 
 
 def _split_digits(column: pa.Array) -> Iterator[Bits | None]:
-    """Yield the digits of a column, and None if further digits are left out; NULL rows get one value."""
+    """Yield a column's integers, most significant first; None if more remain."""
     if column.null_count:
         yield get_boolean_values(column.is_null()).astype(np.uint64)
     if pt.is_boolean(column.type):
@@ -223,7 +222,7 @@ def to_ordered_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _replace_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Replace the arbitrary values of NULL rows by one that does not widen the range."""
+    """Give NULL rows a value that occurs, so that the range stays."""
     if column.null_count == 0:
         return values
     valid = get_boolean_values(column.is_valid())
@@ -232,7 +231,7 @@ def _replace_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[An
 
 
 def _split_byte_digits(column: pa.Array) -> Iterator[Bits | None]:
-    """Yield eight bytes at a time, padded with zeros, then the length, because `a` sorts before `a` and a zero byte."""
+    """Yield texts as big-endian integers of eight bytes, then their lengths."""
     begin, length, data = get_byte_ranges(column)
     if data.size < 8:  # So that a window of eight bytes begins somewhere.
         data = np.concatenate([data, np.zeros(8 - data.size, dtype=np.uint8)])

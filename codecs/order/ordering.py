@@ -4,7 +4,7 @@
 other, so NULL equals NULL and NaN equals NaN. Arrow's own kernels distinguish -0.0 from 0.0 and NaNs by their bits, so
 `make_canonical` is called before anything is stored or compared.
 
-This is the order of the rows in a part and of the ranges that parts cover: it is part of the storage format.
+Rows in a part and the key ranges of parts have this order, so the order belongs to the storage format.
 """
 
 from collections.abc import Sequence
@@ -68,6 +68,7 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _make_order_key(array: pa.Array) -> pa.Array:
+    """Return a flat array that sorts like this array."""
     if pt.is_float16(array.type):
         return array.cast(pa.float32())
     if not pt.is_nested(array.type):
@@ -76,7 +77,7 @@ def _make_order_key(array: pa.Array) -> pa.Array:
 
 
 def _build_nested_keys(array: pa.Array) -> list[pa.Array]:
-    """Return flat arrays that order a nested array: its NULL flags, then its fields."""
+    """Return flat arrays that together sort like a nested array."""
     is_null = array.is_null()
     if pt.is_struct(array.type):
         fields = [array.field(i) for i in range(array.type.num_fields)]
@@ -89,7 +90,7 @@ def _build_nested_keys(array: pa.Array) -> list[pa.Array]:
 
 
 def _encode_lists(array: pa.Array, element_ranks: Rows) -> pa.Array:
-    """Return for each list the big-endian ranks of its elements, whose bytes compare like the lists."""
+    """Return bytes that sort like the lists: big-endian ranks of elements."""
     data = pa.py_buffer(element_ranks.astype(">i8"))
     if pt.is_fixed_size_list(array.type):
         offsets = np.arange(len(array) + 1, dtype=np.int64) * (array.type.list_size * 8)
@@ -106,7 +107,7 @@ def _mask_nulls(array: pa.Array, is_null: pa.Array) -> pa.Array:
 
 
 def _compact_array(array: pa.Array) -> pa.Array:
-    """Return a nested array without offset, whose children have only its own elements."""
+    """Return a nested array whose children have no unused elements."""
     return array.take(pa.array(np.arange(len(array), dtype=np.int64)))
 
 
@@ -130,6 +131,7 @@ def _make_canonical_array(array: pa.Array) -> pa.Array:
 
 
 def _list_children(compact: pa.Array) -> list[pa.Array]:
+    """Return the arrays directly inside a nested array."""
     if pt.is_struct(compact.type):
         return [compact.field(i) for i in range(compact.type.num_fields)]
     if pt.is_map(compact.type):
@@ -138,6 +140,7 @@ def _list_children(compact: pa.Array) -> list[pa.Array]:
 
 
 def _make_canonical_floats(array: pa.Array) -> pa.Array:
+    """Return floats without -0.0 and with one NaN."""
     values = get_stored_numbers(array)
     bits = values.view(f"u{values.itemsize}")
     nan = np.array(np.nan, dtype=values.dtype)

@@ -40,7 +40,7 @@ _TEXT_MAX = 240
 
 
 class Layout(NamedTuple):
-    """The layout of packed keys; keys of different layouts cannot be compared.
+    """How keys are packed into bytes; only keys of one layout compare.
 
     Attributes:
         is_number: whether a key is one number without NULL.
@@ -57,7 +57,7 @@ class Layout(NamedTuple):
 
 
 def choose_layout(columns: Sequence[pa.Array]) -> Layout | None:
-    """Return the layout that distinguishes all keys of these columns, or None if none does."""
+    """Return a layout for keys; None if they are nested or long."""
     if not columns or not all(is_flat(column.type) for column in columns):
         return None
     if len(columns) == 1 and columns[0].null_count == 0 and _is_number_or_time(columns[0].type):
@@ -117,7 +117,7 @@ class SortedKeys:
         return cls(keys.take(make_int64_array(order[starts])))
 
     def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Split a table into the rows with one of these distinct keys, and the others.
+        """Split a sorted table into rows with these keys and other rows.
 
         `table`: sorted by the columns of these keys, floats canonical; may have more columns.
         """
@@ -133,6 +133,7 @@ class SortedKeys:
         return table.take(make_int64_array(self._find_matching_rows(table)))
 
     def _find_matching_rows(self, table: pa.Table) -> Rows:
+        """Return the rows of a sorted table with one of these keys."""
         return SortedKeys(table.select(self.batch.schema.names)).find_rows(self)
 
     @property
@@ -150,14 +151,14 @@ class SortedKeys:
         return self._layout is not None and self._layout.is_number
 
     def pack(self, layout: Layout) -> Packed:
-        """Return the keys packed into integers, cached for each layout."""
+        """Return these keys packed as a layout requires, from a cache."""
         keys = self._packed.get(layout)
         if keys is None:
             keys = self._packed[layout] = pack_keys(self._arrays, layout)
         return keys
 
     def select_first_field(self) -> "SortedKeys":
-        """Return the first column of the keys as keys."""
+        """Return sorted keys that consist of the first key column only."""
         if len(self._arrays) == 1:
             return self
         if self._first is None:
@@ -165,7 +166,7 @@ class SortedKeys:
         return self._first
 
     def count_bounds(self, others: "SortedKeys") -> tuple[Rows, Rows] | None:
-        """For each requested key, count these keys that are less, and that are not greater; None if unknown."""
+        """For each of `others`, count lesser keys, and keys not greater. None if `others` cannot be packed."""
         layout = others._layout
         if layout is None:
             return None
@@ -173,7 +174,7 @@ class SortedKeys:
         return ours.searchsorted(theirs_packed), ours.searchsorted(theirs_packed, "right")
 
     def count_less(self, others: "SortedKeys") -> Rows | None:
-        """For each of some keys in any order, count these keys that are less; None if unknown."""
+        """For each of `others`, in any order, count lesser keys. None if `others` cannot be packed."""
         layout = others._layout
         return None if layout is None else self.pack(layout).searchsorted(others.pack(layout))
 
@@ -199,6 +200,7 @@ class SortedKeys:
         return np.concatenate(spans)
 
     def _encode_row(self, row: int) -> list[Any]:
+        """Return the key at a row in its JSON form."""
         return [encode_scalar(column[row]) for column in self._arrays]
 
     def _find_many(self, requested: "SortedKeys") -> Rows:
@@ -244,10 +246,12 @@ def _find_packed_rows(keys: Packed, requested_keys: Packed) -> Rows:
 
 
 def _is_number_or_time(kind: pa.DataType) -> bool:
+    """Return whether values of a type are numbers, dates or times."""
     return is_number(kind) or pat.is_temporal(kind)
 
 
 def _measure_width(column: pa.Array) -> int:
+    """Return the packed width in bytes; beyond `WIDTH_MAX` for long texts."""
     kind = column.type
     if pat.is_boolean(kind):
         return 1
@@ -258,7 +262,7 @@ def _measure_width(column: pa.Array) -> int:
 
 
 def _fill_column(rows: Packed, at: int, column: pa.Array, width: int) -> int:
-    """Write a column into the bytes of rows from at on; return where it ends."""
+    """Write a packed column into `rows` from byte `at`; return its end."""
     is_null = None
     if column.null_count:
         is_null = get_stored_numbers(column.is_null().cast(pa.uint8()))

@@ -52,8 +52,7 @@ def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
         The columns by, in that order, then `_diff`, never zero, sorted by `by`. Floats are canonical. Equal input
         rows give one row.
 
-    Raises:
-        DiffOverflow: when a sum is outside int64.
+    Raises DiffOverflow: when a sum is outside int64.
     """
     # From here on, the memory of the input can be freed if its caller does not use it.
     table = make_canonical(table.select([*by, DIFF]).combine_chunks())
@@ -99,7 +98,7 @@ def sum_runs(diffs: Diffs, firsts: Rows) -> Diffs:
 
 
 def sum_exactly(diffs: Diffs, least: int | None = None, greatest: int | None = None) -> int:
-    """Return the exact sum of all diffs, of any size, 0 for none; least and greatest are their bounds if available."""
+    """Return the exact sum of diffs. `least` and `greatest`: their bounds, if known."""
     if not len(diffs):
         return 0
     least, greatest = int(diffs.min()) if least is None else least, int(diffs.max()) if greatest is None else greatest
@@ -121,7 +120,7 @@ def _take_rows(table: Any, order: Rows) -> Any:
 
 
 def count_limbs(bound: int) -> int:
-    """Return the number of limbs of a sum whose magnitude is at most bound."""
+    """Return the number of 32-bit limbs for sums up to `bound`."""
     return 1 + max(0, -((TOP_BITS - bound.bit_length()) // LIMB_BITS))
 
 
@@ -183,6 +182,7 @@ def to_whole_numbers(column: pa.ChunkedArray) -> Ints:
 
 
 def _read_unscaled(column: pa.ChunkedArray) -> Ints:
+    """Return decimals as integers of their last digit's unit; NULL as 0."""
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     words = column.type.bit_width // 64
     raw = get_stored_numbers(array, "i8").reshape(-1, words)

@@ -43,7 +43,7 @@ UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Which rows of parts to read, and the columns to return.
+    """The columns to read of parts, and a filter of rows.
 
     Attributes:
         schema: of the collection.
@@ -73,8 +73,8 @@ def decode_part(
     Args:
         data: the bytes of the blob.
         part: its descriptor.
-        schema, columns, filter, coded: see `Request`; columns are all by default. No others are read. Row groups whose
-            statistics exclude the filter are not read.
+        schema, columns, filter, coded: see `Request`. `columns` are all by default; no others are read. Row groups
+            whose statistics exclude the filter are not read.
         use_threads: whether Arrow may decode columns in parallel.
 
     Raises:
@@ -102,9 +102,10 @@ Read = Callable[[Part, Request], pa.Table]
 
 
 def read_adapted(part: Part, request: Request, read: Read) -> pa.Table:
-    """Return requested rows of a part, whose file may have another version of the schema.
+    """Return the requested rows of a part in the reader's schema version.
 
-    Its columns are lifted then. The descriptor of a stamped part has its time. Raises InvalidUsage as `decode_part`.
+    Columns of another version are converted, and rows of a stamped part get the descriptor's time. Raises InvalidUsage
+    as `decode_part`.
     """
     schema, columns, filter = request.schema, request.columns, request.filter
     check_projection(schema.arrow, columns, filter)
@@ -139,8 +140,8 @@ class OpenFile:
     """The verified file of a part, or row groups of it, to decode some columns of some row groups at a time.
 
     Args:
-        part: its file has the columns of the schema, and its own times.
-        source: has the bytes where the file has them.
+        part: of this schema version, and not stamped.
+        source: a file object with at least the needed bytes, at their positions in the file.
         read_range: returns the bytes from one position to another.
         coded: see `Request`.
 
@@ -171,11 +172,9 @@ class OpenFile:
     ) -> pa.Table:
         """Return columns of some row groups, ascending.
 
-        Args:
-            chosen: the rows to return and check, ascending; None for all. Row groups without one are not decoded.
+        `chosen`: the rows to return and check, ascending; None for all. Row groups without chosen rows are not decoded.
 
-        Raises:
-            CorruptBlob: the bytes are not of a part of this collection, or contradict its descriptor.
+        Raises CorruptBlob: the bytes are not of a part of this collection, or contradict its descriptor.
         """
         table = decode_checked(self._part, self._read_groups, groups, columns, use_threads, chosen)
         check_updates(table, self._part)
@@ -186,7 +185,7 @@ class OpenFile:
         return self._read_groups(range(len(self._footer.group_rows)), self._arrow.names, True)
 
     def decode(self, numbers: Sequence[int] | None, request: Request, *, use_threads: bool) -> pa.Table:
-        """Return the requested rows of some row groups; None for all whose statistics do not exclude the filter.
+        """Return the requested rows of some row groups. None: all that may match.
 
         Raises:
             CorruptBlob: as `read`.
@@ -213,6 +212,7 @@ class OpenFile:
         use_threads: bool,
         chosen: npt.NDArray[np.int64] | None = None,
     ) -> pa.Table:
+        """Decode columns of row groups; `chosen`: row numbers within the groups."""
         if chosen is not None:
             counts = np.array([self._footer.group_rows[group] for group in groups], np.int64)
             at = counts.cumsum().searchsorted(chosen, "right")  # The row group of each row.
@@ -236,7 +236,7 @@ class OpenFile:
         by_values: ValueFilter | None,
         use_threads: bool,
     ) -> pa.Table:
-        """Return columns of the rows of some row groups that a filter keeps.
+        """Return the rows of some row groups that pass a filter.
 
         The columns of the filter are decoded first, and others only of row groups where it keeps some row.
         """
@@ -279,7 +279,7 @@ def _open_whole(data: bytes | memoryview, part: Part, request: Request, use_thre
 
 
 def filter_table(table: pa.Table, filter: pc.Expression | None, columns: Sequence[str], arrow: pa.Schema) -> pa.Table:
-    """Return columns of the rows that pass a filter over a schema; raise InvalidUsage if it fails on a value."""
+    """Return columns of the rows that pass a filter over schema `arrow`."""
     if filter is not None:
         try:
             table = table.filter(filter)
@@ -289,9 +289,9 @@ def filter_table(table: pa.Table, filter: pc.Expression | None, columns: Sequenc
 
 
 def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
-    """Read all of a part whose bytes match its descriptor, even if their contents contradict each other.
+    """Read a verified part whole, even if its contents contradict each other.
 
-    Raises CorruptBlob: it has other columns or another number of rows.
+    Raises CorruptBlob: the part has other columns or another number of rows.
     """
     if part.footer is None:
         return decode_checked(part, decode_batch, data, part, schema.arrow)
@@ -308,7 +308,7 @@ def verify_checksum(data: bytes | memoryview, part: Part) -> None:
 
 
 def decode_checked(part: Part, read: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call a decoder; raise CorruptBlob, naming the part, if it fails."""
+    """Call a decoder; an error becomes CorruptBlob and names the part."""
     try:
         return read(*args, **options)
     except UNREADABLE as error:
@@ -348,6 +348,7 @@ def check_updates(table: pa.Table, part: Part) -> None:
 
 
 def _get_int64_chunks(table: pa.Table, name: str, part: Part) -> list[npt.NDArray[np.int64]]:
+    """Return a column's integers by chunk; raise CorruptBlob for NULL."""
     column = table.column(name)
     if column.null_count:
         raise CorruptBlob(part.name, f"{column.null_count} of its rows have NULL for {name}")

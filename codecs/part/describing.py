@@ -48,7 +48,7 @@ _COUNTED = ("bytes", "rows", "checksum", "footer", "time_min", "time_max", "nega
 
 
 class Summary:
-    """Statistics of rows, gathered one row group at a time.
+    """Gathers the statistics of a part while its row groups are written.
 
     Memory: the key columns of all rows, because samples are evenly spaced, and the number of rows is known only at the
     end.
@@ -65,7 +65,7 @@ class Summary:
     def add(self, group: pa.Table, values: pa.Table | None = None) -> None:
         """Add the next rows, at least one, with one chunk for each column.
 
-        values: the stored values of their documents.
+        values: the stored JSON values of the rows' documents.
         """
         self.rows += group.num_rows
         self.memory += int(group.nbytes)
@@ -133,16 +133,16 @@ def _summarize_updates(table: pa.Table) -> tuple[int, int, int, int]:
 def describe_part(
     data: bytes | memoryview, table: pa.Table, schema: CollectionSchema, values: pa.Table | None = None
 ) -> Part:
-    """Return the descriptor of a part with a non-empty table, whose bytes are `data`, and values of its documents."""
+    """Return the descriptor of a part, encoded as `data`, with these rows."""
     summary = Summary(schema)
     summary.add(table.combine_chunks(), values)
     return summary.describe(data)
 
 
 def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Part:
-    """Return the descriptor of a batch with a non-empty, consolidated table.
+    """Return the descriptor of a batch, encoded as `data`, with these rows.
 
-    It has few keys and no stats, because reading the batch costs no more than comparing them.
+    The descriptor has few keys and no stats, because reading the batch costs no more than comparing them.
     """
     time_min, time_max, negatives, diff_sum = _summarize_updates(table)
     return Part(
@@ -160,7 +160,7 @@ def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Pa
 
 
 def describe_in_memory(keys: pa.Table, memory: int, schema: CollectionSchema) -> Part:
-    """Return a descriptor of one or more rows in memory, without bytes, to plan slices.
+    """Return a descriptor of rows in memory, by which slices are planned.
 
     Args:
         keys: the key columns, in order.
@@ -181,7 +181,7 @@ def describe_in_memory(keys: pa.Table, memory: int, schema: CollectionSchema) ->
 
 
 def describe_footer(data: bytes | memoryview) -> Footer:
-    """Return the descriptor's entries for the footer of a Parquet file."""
+    """Return the size and checksum of a Parquet file's footer."""
     size = read_footer_size(data)
     return Footer(size, compute_checksum(memoryview(data)[-size:]))
 
@@ -226,6 +226,7 @@ def _find_extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
 
 
 def _measure_scalar(value: pa.Scalar) -> int:
+    """Return the bytes of a text or binary value; 0 for others."""
     if not value.is_valid or not hasattr(value, "as_buffer"):
         return 0
     buffer: Any = value.as_buffer()
@@ -234,7 +235,7 @@ def _measure_scalar(value: pa.Scalar) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A broken promise of a part: "descriptor", "values", "unsorted" or "unconsolidated", with details."""
+    """A fault of a part, with details."""
 
     kind: Literal["descriptor", "values", "unsorted", "unconsolidated"]
     what: str
@@ -369,6 +370,7 @@ def _check_columns(table: pa.Table, required: Sequence[str]) -> Iterator[Finding
 
 
 def _is_canonical(array: pa.Array) -> bool:
+    """Return whether floats have no -0.0, and only one NaN."""
     if not pt.is_floating(array.type):
         return True
     values = array.drop_null().to_numpy(zero_copy_only=False)
@@ -378,7 +380,7 @@ def _is_canonical(array: pa.Array) -> bool:
 
 
 def _compare_descriptors(said: Part, is_: Part) -> Iterator[Finding]:
-    """Yield each difference between a stored and a recomputed descriptor."""
+    """Yield the differences of a stored descriptor from a recomputed one."""
     for name in _COUNTED:
         if getattr(said, name) != getattr(is_, name):
             yield _make_difference(name, getattr(said, name), getattr(is_, name))
@@ -408,10 +410,12 @@ def _check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema)
 
 
 def _make_difference(name: str, said: object, is_: object) -> Finding:
+    """Return the finding that a field of a descriptor is wrong."""
     return Finding(
         "descriptor", f"its descriptor says {name} {_print_json(said):.200}, and it is {_print_json(is_):.200}"
     )
 
 
 def _print_json(value: object) -> str:
+    """Return a value as JSON text, to compare and show it."""
     return msgspec.json.encode(value).decode()

@@ -36,7 +36,7 @@ _PHYSICAL_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8
 
 
 def measure_level_bytes(data: bytes | memoryview, schema: pa.Schema) -> int:
-    """Return the bytes that decoding a file takes beyond its columns: the second term of `memory` (`part.Part`)."""
+    """Return the extra bytes that decoding a file's nested columns takes."""
     is_nested = [pt.is_nested(field.type) for field in schema for _ in list_leaf_types(field.type)]
     if not any(is_nested):
         return 0
@@ -57,7 +57,7 @@ def _get_value_width(column: pq.ColumnSchema) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFooter:
-    """A footer that agrees with its descriptor; reads share it. `group_rows`: the rows of each group."""
+    """A Parquet footer that agrees with its descriptor. `group_rows`: rows per row group."""
 
     metadata: pq.FileMetaData
     group_rows: tuple[int, ...]
@@ -82,8 +82,8 @@ def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter
     """Read the footer of a file, and check its schema, row count and unpacked size.
 
     Raises:
-        ValueError: the footer disagrees.
-        pa.ArrowException, OSError: it cannot be decoded.
+        ValueError: the footer disagrees with the schema or the descriptor.
+        pa.ArrowException, OSError: the footer cannot be decoded.
     """
     (stored, _), rows = to_stored_schema(schema), part.rows
     # Arrow finds the footer from the end of its input, wherever that begins.
@@ -103,14 +103,14 @@ def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter
 
 
 def may_be_dictionary(field: pa.Field) -> bool:
-    """Return whether a column is of strings or bytes, and can be read as dictionaries."""
+    """Return whether Arrow can read a column as dictionaries: texts or bytes."""
     # Arrow returns dictionaries of short texts for long ones, and also matches "a.b" with a field of a struct.
     return (pt.is_string(field.type) or pt.is_binary(field.type)) and "." not in field.name
 
 
 @dataclass(frozen=True, slots=True)
 class ValueFilter:
-    """A filter that reads one part's stored values (`shredding`) in place of its documents.
+    """A filter on a part's stored JSON values (`shredding`), not its documents.
 
     Attributes:
         filter: over the columns of the part and the fields of the values.
@@ -127,7 +127,7 @@ class ValueFilter:
     def find(
         cls, filter: pc.Expression, footer: CheckedFooter, part: Part, schema: CollectionSchema
     ) -> "ValueFilter | None":
-        """Return the form of a filter that uses stored values of a part; None if there are none.
+        """Rewrite a filter to a part's stored JSON values; None if impossible.
 
         Raises CorruptBlob: the entry of its footer is malformed.
         """
@@ -143,13 +143,11 @@ class ValueFilter:
         return cls(*rewritten, entry, footer.group_rows, part.name)
 
     def read(self, groups: Sequence[int], fetch: Callable[[int, int], pa.Buffer]) -> pa.Table:
-        """Return the filter's columns of some row groups; a single column keeps its dictionary.
+        """Return the stored values that the filter reads, of some row groups.
 
-        Args:
-            fetch: returns the bytes of the part from one position to another.
+        `fetch`: returns the bytes of the part from one position to another.
 
-        Raises:
-            CorruptBlob: the values are malformed.
+        Raises CorruptBlob: the values are malformed.
         """
         tables = []
         for group in groups:
@@ -186,12 +184,13 @@ def find_passing_codes(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np
 
 @lru_cache(maxsize=256)
 def to_stored_schema(schema: pa.Schema) -> tuple[pa.Schema, frozenset[str]]:
-    """Return the schema of a file, and the names of its checked columns."""
+    """Return a file's schema, and the columns whose values must be checked."""
     stored = pa.schema([field.with_type(get_storage_type(field.type)) for field in schema])
     return stored, frozenset(field.name for field in schema if any(map(_is_checked, list_leaf_types(field.type))))
 
 
 def _is_checked(kind: pa.DataType) -> bool:
+    """Return whether Arrow's reader accepts invalid values of a type."""
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_decimal(kind))
 
 
@@ -224,13 +223,14 @@ def list_groups_within(group_rows: Sequence[int], within: tuple[int, int]) -> li
 
 
 def _join_names(schema: pa.Schema) -> str:
+    """Return names and types of columns as text, for messages."""
     return "[" + ", ".join(f"{field.name}: {field.type}" for field in schema) + "]"
 
 
 def restore_types(
     table: pa.Table, schema: pa.Schema, checked: frozenset[str], columns: Sequence[str], coded: Sequence[str] = ()
 ) -> pa.Table:
-    """Convert stored columns to the types of a schema, and check their values."""
+    """Convert columns from their types in Parquet to a schema's; check values."""
     selected = pa.schema([schema.field(name) for name in columns])
     for at, field in enumerate(selected):
         if field.name in coded:
@@ -259,6 +259,7 @@ def _check_values(array: pa.Array) -> None:
 
 
 def _is_ascii(text: pa.Buffer) -> bool:
+    """Return whether a buffer has only bytes below 128."""
     whole = text.size // 8
     words, tail = np.frombuffer(text, np.uint64, whole), np.frombuffer(text, np.uint8, offset=8 * whole)
     return not (int(np.bitwise_or.reduce(words)) & 0x8080808080808080 or int(np.bitwise_or.reduce(tail)) & 0x80)

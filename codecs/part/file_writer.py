@@ -62,7 +62,7 @@ _WORTH = 0.95  # Compression must leave less than this of a column.
 
 
 class FileWriter:
-    """Writes one Parquet file row group by row group, with their places and checksums in its footer.
+    """Writes a Parquet file by row groups, with checksums in its footer.
 
     Only the encoded bytes of a group stay in memory.
 
@@ -136,7 +136,7 @@ class FileWriter:
 
     @property
     def size(self) -> int:
-        """The bytes encoded so far."""
+        """The bytes of the file so far."""
         return self._end
 
     def write(self, group: pa.Table, values: pa.Table | None = None) -> None:
@@ -158,7 +158,7 @@ class FileWriter:
         )
 
     def finish(self) -> bytes:
-        """Return the bytes of the file."""
+        """Write the footer; return the bytes of the file."""
         index = msgspec.json.encode({"version": GROUPS_VERSION, "groups": self.groups})
         entries = {GROUPS_KEY: index.decode()}
         if self._value_names:
@@ -168,6 +168,7 @@ class FileWriter:
         return self._sink.getvalue()
 
     def _write_group(self, stored: pa.Table, values: bytes) -> None:
+        """Write an encoded row group and its stored JSON values."""
         self._writer.write_table(stored, row_group_size=stored.num_rows)
         self._value_files.append((self._sink.tell(), len(values)))
         self._file.write(values)  # Not to the sink, because Arrow counts what it has written.
@@ -221,7 +222,7 @@ def _make_column_options(
 
 
 def _find_repeating_columns(rows: pa.Table) -> Iterator[str]:
-    """Yield the flat columns for which a dictionary pays."""
+    """Yield the flat columns that are smaller as dictionaries."""
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if pt.is_nested(field.type) or pt.is_boolean(field.type) or pt.is_floating(field.type):
             continue
@@ -245,6 +246,7 @@ def _count_distinct(column: pa.ChunkedArray, rows: int) -> tuple[int, int]:
 
 
 def _choose_encoding(kind: pa.DataType) -> str | None:
+    """Return the Parquet encoding for a flat type; None for Parquet's own."""
     if pt.is_integer(kind) or pt.is_temporal(kind) or (pt.is_decimal(kind) and kind.precision <= _LONG_DIGITS):
         return "DELTA_BINARY_PACKED"
     return "BYTE_STREAM_SPLIT" if pt.is_float32(kind) or pt.is_float64(kind) else None
@@ -324,6 +326,7 @@ def _add_inner_ids(kind: pa.DataType, ids: Iterator[int | None]) -> pa.DataType:
 
 
 def _add_field_id(field: pa.Field, field_id: int | None) -> pa.Field:
+    """Return a field with an id for Parquet, or unchanged for None."""
     return field if field_id is None else field.with_metadata({b"PARQUET:field_id": b"%d" % field_id})
 
 
@@ -337,6 +340,7 @@ def get_storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def convert_to_storage(table: pa.Table) -> pa.Table:
+    """Convert columns to the types in which Parquet stores them."""
     for i, field in enumerate(table.schema):
         stored = get_storage_type(field.type)
         if stored != field.type:
@@ -372,12 +376,13 @@ def _are_equal(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
 def can_be_batch(schema: pa.Schema) -> bool:
     """Return whether rows of a schema may be stored as a batch.
 
-    Types that Parquet stores as another type are excluded: only writing shows that values fit, and the next merge
-    writes them.
+    Types that Parquet stores as another type are excluded: only writing shows whether values fit, and a later merge
+    must not fail.
     """
     return _are_stored_alike(tuple(schema.types))
 
 
 @lru_cache(maxsize=256)
 def _are_stored_alike(kinds: tuple[pa.DataType, ...]) -> bool:
+    """Return whether Parquet stores all these types as they are."""
     return all(get_storage_type(kind) == kind for kind in kinds)

@@ -50,7 +50,7 @@ _SET = "value_set"  # Arrow's name for the set in the options of set look-ups.
 
 
 def add_both_zeros(filter: pc.Expression) -> pc.Expression:
-    """Return a filter whose sets with 0.0 or -0.0 have both; the filter itself if there are none."""
+    """Extend a filter's sets of floats: with either zero, both are members."""
     if "is_in(" not in print_filter(filter):
         return filter
     rebuild, (serialised, *arguments) = filter.__reduce__()
@@ -70,7 +70,7 @@ def _decode_literals(serialised: pa.Buffer) -> pa.RecordBatch:
 
 
 def _find_float_set(options: pa.Array) -> int:
-    """Return the place of a set of floats in a function's options; -1 without one."""
+    """Return the index of a set of floats in options, or -1."""
     kind = options.type
     at = kind.get_field_index(_SET) if pt.is_struct(kind) else -1
     is_floats = at >= 0 and pt.is_list(kind.field(at).type) and pt.is_floating(kind.field(at).type.value_type)
@@ -126,6 +126,7 @@ def may_compare_with_nan(filter: pc.Expression) -> bool:
 
 
 def _has_nan(options: pa.Array) -> bool:
+    """Return whether a function's options include a set with NaN."""
     at = _find_float_set(options)
     return at >= 0 and bool(pc.any(pc.is_nan(options.field(at).flatten())).as_py())
 
@@ -133,7 +134,7 @@ def _has_nan(options: pa.Array) -> bool:
 def select_matching_parts(parts: Sequence[Part], filter: pc.Expression, schema: CollectionSchema) -> list[Part]:
     """Return the parts that may have a row that passes a filter, in their order. No I/O.
 
-    Cost: O(groups of parts), and of the parts of groups that may match; the first time, of all parts.
+    Cost: O(groups of parts) plus O(parts in groups that may match); the first time, O(parts).
     """
     rewritten = rewrite_filter(filter, schema, None)
     filter, values = (filter, pa.schema([])) if rewritten is None else rewritten
@@ -188,7 +189,7 @@ def select_matching_ranges(
 def _make_range_condition(
     least: Bound | None, greatest: Bound | None, key: Sequence[str], kinds: Sequence[pa.DataType]
 ) -> pc.Expression:
-    """Return a condition that all keys between two keys meet."""
+    """Return a condition that holds for all keys from least to greatest."""
     guarantees = []
     for at, (name, kind) in enumerate(zip(key, kinds, strict=True)):
         field, is_open = pc.field(name), greatest is None or greatest[at] is None
@@ -211,11 +212,12 @@ def _make_range_condition(
 
 
 def _is_compared(kind: pa.DataType) -> bool:
-    """Return whether Arrow compares values of a type."""
+    """Return whether Arrow has comparisons for a type."""
     return not (pt.is_float16(kind) or pt.is_duration(kind) or pt.is_fixed_size_binary(kind))
 
 
 def _load_group_cache(schema: CollectionSchema) -> dict[_Group, pc.Expression]:
+    """Return the cached guarantees of groups of parts, for a schema."""
     groups = _KNOWN_GROUPS.get(schema)
     if groups is None:
         if len(_KNOWN_GROUPS) >= SCHEMAS_MAX:
@@ -239,7 +241,7 @@ def _group_parts(parts: Sequence[Part]) -> list[Sequence[Part]]:
 
 
 def _select_matching(guarantees: Sequence[pc.Expression], filter: pc.Expression, schema: pa.Schema) -> list[int]:
-    """Return the positions of the guarantees under which a filter may be true, in order."""
+    """Return the positions of guarantees with which a filter may be true."""
     # Here, because importing it imports pandas where there is one, which every worker process would wait for.
     from pyarrow.dataset import FileSystemDataset, ParquetFileFormat
 
@@ -253,7 +255,7 @@ def _select_matching(guarantees: Sequence[pc.Expression], filter: pc.Expression,
 
 
 def _make_guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc.Expression:
-    """Return a condition on some columns that all rows of a part meet."""
+    """Return a condition that all rows of a part meet, from statistics."""
     stats = _load_stats(part, schema)
     return _conjoin(
         _make_stats_guarantee(part.name, schema.arrow, name, part.rows, *stats[name]) for name in names if name in stats
@@ -261,7 +263,7 @@ def _make_guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) 
 
 
 def _make_value_guarantee(part: Part, schema: CollectionSchema, values: pa.Schema) -> pc.Expression:
-    """Return the guarantee of a part on values of its documents; a column of the same name has precedence."""
+    """Return a condition on stored JSON values that all rows meet."""
     if not values:
         return pc.scalar(True)
     lifted, stats = part.make_lift(schema), part.stats
@@ -274,7 +276,7 @@ def _make_value_guarantee(part: Part, schema: CollectionSchema, values: pa.Schem
 
 
 def _make_group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expression:
-    """Return the guarantee that holds for all parts, on the columns for which each has one."""
+    """Return a condition that all rows of all these parts meet."""
     rows, stats = sum(part.rows for part in parts), [_load_stats(part, schema) for part in parts]
     guarantees = []
     for name in stats[0]:
@@ -300,14 +302,15 @@ def _make_group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc
 
 
 def _conjoin(guarantees: Iterable[pc.Expression | None]) -> pc.Expression:
+    """Return the conjunction of the conditions that are not None."""
     return reduce(and_, (guarantee for guarantee in guarantees if guarantee is not None), pc.scalar(True))
 
 
 def _load_stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, Scalar, int]]:
     """Return the known statistics of columns: the least and greatest value, and the number of NULLs.
 
-    The statistics of another version are matched by column id. A column younger than the part has a constant, its
-    default. A widened column has no statistics, except integers and text, whose written values stay the same.
+    Statistics of a part of another schema version are matched by column id. A column younger than the part has one
+    value, its default. A widened column has no statistics, except integers and text, whose JSON forms stay the same.
     """
     lifted, stats = part.make_lift(schema), part.stats
     if lifted is None:
@@ -337,7 +340,7 @@ def _make_stats_guarantee(
 def _make_column_guarantee(
     part: str, type_: pa.DataType, name: str, least: Scalar, greatest: Scalar, nulls: int
 ) -> pc.Expression | None:
-    """Return the condition that a column is within bounds or NULL; None if Arrow has none."""
+    """Return the condition that a column is within bounds or NULL. None if Arrow cannot compare it."""
     field = pc.field(name)
     if not _is_compared(type_):
         return None

@@ -49,6 +49,8 @@ _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
 class _Index(msgspec.Struct, forbid_unknown_fields=True):
+    """The row groups' lengths and checksums, as the footer stores them."""
+
     version: int
     groups: list[tuple[_Length, str]]
 
@@ -97,8 +99,8 @@ class PartIndex:
     def get_first_field_limits(self, kind: pa.DataType) -> tuple[list[Any], list[Any]] | None:
         """Return the first key field's least and greatest value in each row group; None if unknown.
 
-        They are known only for types that Parquet stores and orders as Arrow does. The first key field is the file's
-        first column.
+        The limits are known only for types that Parquet stores and orders as Arrow does. The first key field is the
+        file's first column.
         """
         if not (is_text(kind) or pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)):
             return None
@@ -122,7 +124,7 @@ class PartIndex:
 
 
 def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema) -> PartIndex:
-    """Verify the footer of a part, and return its index of row groups.
+    """Verify a part's footer; return its index of row groups.
 
     Cost: 0.2 ms, and 10 to 15 µs for each column of each row group; 4 ms for 64 MiB of six columns.
 
@@ -160,7 +162,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
 
 
 def _build_index(footer: CheckedFooter, part: Part) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the lengths and the checksums of the row groups."""
+    """Return the lengths and checksums of the row groups from a footer."""
     written = (footer.metadata.metadata or {}).get(GROUPS_KEY.encode())
     if written is None:
         raise CorruptBlob(part.name, f"its footer has no {GROUPS_KEY}, so it can only be read as a whole")
@@ -187,7 +189,7 @@ def decode_groups(
     *,
     use_threads: bool = True,
 ) -> pa.Table:
-    """Verify some row groups of a part, then read the requested rows of them; statistics are not looked at.
+    """Verify row groups of a part; return the rows that are requested.
 
     Args:
         pieces: the number of each row group, ascending, and its bytes `[Group.start, Group.end)`.
@@ -221,14 +223,13 @@ def open_groups(
     schema: CollectionSchema,
     coded: Sequence[str] = (),
 ) -> OpenFile:
-    """Verify row groups of a part; return a file of them, to decode some columns of some of them at a time.
+    """Verify row groups of a part; return a file that decodes pieces.
 
     Args:
         pieces, index, coded: as for `decode_groups`.
-        part: its file must have the columns of the schema, and the times of its rows.
+        part: of this schema version, and not stamped.
 
-    Raises:
-        CorruptBlob: pieces disagree with the index.
+    Raises CorruptBlob: pieces disagree with the index.
     """
     for number, data in pieces:
         _verify_group(data, number, index, part)
@@ -253,7 +254,7 @@ def _verify_group(data: bytes | memoryview, number: int, index: PartIndex, part:
 
 
 def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> None:
-    """Check an index like a read in pieces, without decoding rows.
+    """Check a part's index as reads of row groups do, without decoding.
 
     data: the whole blob, already verified by its descriptor. Cost: the checksums, 0.2 ms, and 10 to 15 µs for each
     column of each row group.
@@ -273,7 +274,7 @@ def check_readable(data: bytes, part: Part, schema: CollectionSchema) -> None:
     """
     try:
         if _descriptor.decode(msgspec.json.encode(part)) != part:
-            raise ValueError("its descriptor is another one when it is read back")
+            raise ValueError("its descriptor differs when it is read back")
         _ = part.keys, part.stats
         if part.footer is None:
             decode_part(data, part, schema)
@@ -289,7 +290,7 @@ def check_readable(data: bytes, part: Part, schema: CollectionSchema) -> None:
 
 
 class _Pieces:
-    """A file for Arrow with only some pieces present, without a copy.
+    """A file object for Arrow with only some ranges of a file.
 
     Rejected: copying them into a buffer of the file's size, whose page faults cost half as much as decoding.
 
@@ -306,9 +307,11 @@ class _Pieces:
         self._local = threading.local()
 
     def seek(self, position: int, whence: int = 0) -> None:
+        """Move this thread's position."""
         self._local.at = position if whence == 0 else self._size
 
     def tell(self) -> int:
+        """Return this thread's position."""
         return int(getattr(self._local, "at", 0))
 
     def read_buffer(self, size: int) -> pa.Buffer:

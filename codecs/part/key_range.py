@@ -47,7 +47,7 @@ class KeyRange:
     _within: dict[str, Within] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def make_comparable_bounds(self, types: Types) -> tuple[Orderable | None, Orderable | None]:
-        """Return both bounds in comparable form, computed once."""
+        """Return both bounds as Python values that sort like the keys."""
         if self._ordered is None or self._ordered[0] != types:
             order = make_key_order(types)
             lower, upper = (None if bound is None else order(bound) for bound in (self.lower, self.upper))
@@ -56,7 +56,7 @@ class KeyRange:
         return self._ordered[1:]
 
     def cache_bounds(self, types: Types, lower: Orderable | None, upper: Orderable | None) -> None:
-        """Cache both bounds in comparable form."""
+        """Remember the comparable bounds, unless some are cached."""
         if self._ordered is None:
             object.__setattr__(self, "_ordered", (types, lower, upper))
 
@@ -82,7 +82,7 @@ class KeyRange:
         return (lower is None or lower <= keys[0]) and (upper is None or keys[-1] < upper)
 
     def find_end(self, keys: pa.Table, schema: CollectionSchema) -> int:
-        """Return the first row outside the range, of sorted rows that begin inside. Cost: as of `find_rows`."""
+        """Return the first row beyond the range; the rows begin inside. Cost: as of `find_rows`."""
         return KeyRange(None, self.upper).find_rows(keys, schema)[1]
 
     def find_rows(self, keys: pa.Table, schema: CollectionSchema) -> tuple[int, int]:
@@ -102,11 +102,11 @@ class KeyRange:
         return start, max(start, end)
 
     def bracket_rows(self, part: Part, schema: CollectionSchema) -> tuple[int, int]:
-        """Bound a part's rows in the range by its sampled keys."""
+        """Return an interval that includes a part's rows in the range."""
         return self.bracket_samples(part, schema)[:2]
 
     def bracket_samples(self, part: Part, schema: CollectionSchema) -> Within:
-        """Return the result of `bracket_rows`, and the number of sampled keys."""
+        """Return `bracket_rows`, and how many sampled keys the part has."""
         if self.is_all:
             return 0, part.rows, 0
         cached = self._within.get(part.checksum)
@@ -115,7 +115,7 @@ class KeyRange:
         return cached
 
     def cache_samples(self, part: Part, types: Types, sampled: list[Orderable] | None) -> Within:
-        """Compute and cache `bracket_samples` of a part from its sampled keys."""
+        """Compute `bracket_samples` from a part's sampled keys, and cache it."""
         lower, upper = self.make_comparable_bounds(types)
         start, end, samples = 0, part.rows, len(sampled or ())
         if sampled is not None and lower is not None and lower > sampled[0]:
@@ -142,8 +142,7 @@ def split_key_space(
 
     There is only one range if descriptors have no comparable keys (a nested key field, or very long keys).
 
-    Args:
-        sampled: the sampled keys of the parts, if available.
+    `sampled`: the sampled keys of the parts, if available.
     """
     within = within or KeyRange()
     if count <= 1 or not schema.key_names:
@@ -186,10 +185,9 @@ def split_key_space(
 def assign_parts(
     parts: Iterable[Part], schema: CollectionSchema, ranges: Sequence[KeyRange], sampled: Sampled
 ) -> list[Sequence[Part]]:
-    """Return the parts that may have keys in each of some adjacent ranges.
+    """Return for each of some adjacent ranges the parts that may overlap.
 
-    Args:
-        sampled: the sampled keys of the parts. Cost: a binary search for each part, and O(parts that are returned).
+    `sampled`: the sampled keys of the parts. Cost: a binary search for each part, and O(parts that are returned).
     """
     bounds, types = [keys.lower for keys in ranges[1:]], schema.key_types
     assert None not in bounds, "ranges that are adjacent have a bound between them"
@@ -212,9 +210,9 @@ def assign_parts(
 
 
 def load_comparable_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
-    """Return the sampled keys of a part in comparable form, or None without any.
+    """Return a part's sampled keys as values that sort like keys.
 
-    Raises CorruptBlob: they are not keys of this schema, or not in order.
+    Raises CorruptBlob: the samples are not keys of this schema, or not in order.
     """
     written = bytes(part.keys_json)
     types = schema.key_types
@@ -226,7 +224,7 @@ def load_comparable_keys(part: Part, schema: CollectionSchema) -> list[Orderable
 
 
 def _parse_keys(part: Part, schema: CollectionSchema) -> list[Orderable]:
-    """Return a part's sampled keys in comparable form."""
+    """Decode a part's sampled keys to values that sort like keys."""
     bounds = part.keys
     if bounds is None:
         return []

@@ -49,7 +49,7 @@ _calls: set[int] = set()
 
 
 class _Scan:
-    """A token that exists while a scan of a daemon thread runs."""
+    """An object that lives while a daemon thread scans."""
 
 
 @contextmanager
@@ -89,6 +89,7 @@ def _stop_at_exit(batches: Iterator[T]) -> Iterator[T]:
 
 
 def _check_not_ending() -> None:
+    """Raise InvalidUsage if the process has begun to end."""
     if _is_ending:
         raise InvalidUsage("the process is ending, and daemon threads read nothing any more: join them before that")
 
@@ -103,13 +104,14 @@ def make_lent_buffer(data: bytes | memoryview) -> pa.Buffer:
 
 
 def note_lent(thing: Any) -> None:
-    """Note that Arrow's threads may use an object until it is freed."""
+    """Remember an object that Arrow's threads may use until it is freed."""
     number = next(_numbers)
     _lent[number] = weakref.ref(thing, lambda _: _lent.pop(number))
     _register_exit_hook()
 
 
 def _register_exit_hook() -> None:
+    """Have `_wait_at_exit` called at the end of the process, once."""
     global _is_watched
     if not _is_watched:
         with _lock:
@@ -139,6 +141,8 @@ def wait_for_returns(timeout_s: float = WAIT_S) -> bool:
 
 
 class _Returned(threading.local):
+    """For each thread: when it last returned memory, in allocated bytes."""
+
     at_bytes = 0  # All that the process had allocated when this thread last returned memory.
 
 

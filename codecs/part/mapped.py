@@ -38,7 +38,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def encode_mapped_file(batch: pa.RecordBatch, name: bytes) -> list[bytes | memoryview]:
-    """Return the pieces of a file with rows. Cost: one copy of the rows, and their checksums."""
+    """Encode rows as a file for memory mapping; return its pieces. Cost: one copy, and checksums."""
     message = memoryview(batch.serialize())
     starts = range(0, len(message), CHUNK_BYTES)
     checksums = [xxhash.xxh3_64_intdigest(message[at : at + CHUNK_BYTES]) for at in starts]
@@ -55,7 +55,7 @@ def encode_mapped_file(batch: pa.RecordBatch, name: bytes) -> list[bytes | memor
 
 
 class MappedRows:
-    """The rows of a mapped file; only checked ones may be used. Safe for threads.
+    """The rows of a memory-mapped file, with checksums that reads verify.
 
     Attributes:
         batch: the rows. Callers must call `verify_rows` before they read any of them.
@@ -67,8 +67,7 @@ class MappedRows:
 
         Cost: reading the head.
 
-        Raises:
-            ValueError, pa.ArrowException, OSError: it is another file, or damaged.
+        Raises ValueError, pa.ArrowException, OSError: it is another file, or damaged.
         """
         self.nbytes = int(file.size)
         data = memoryview(file)
@@ -100,7 +99,7 @@ class MappedRows:
             raise ValueError(f"it has {self.batch.num_rows} rows instead of {rows}")
 
     def verify_rows(self, rows: Rows | None) -> None:
-        """Verify the checksums of some rows; None means all.
+        """Verify the chunks that hold some rows; None means all rows.
 
         Cost: about 1 µs for each of their chunks that was not verified before.
         """
@@ -125,10 +124,11 @@ class MappedRows:
         return len(self._message)
 
     def list_unchecked(self) -> list[int]:
-        """Return the numbers of the message's chunks that are not verified yet."""
+        """Return the numbers of the chunks that are not verified yet."""
         return [] if self._is_whole else np.flatnonzero(~self._is_checked).tolist()
 
     def _verify_chunks(self, first: int, end: int) -> None:
+        """Raise ValueError unless these chunks match their checksums."""
         for chunk in range(first, end):
             data = self._message[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
             if xxhash.xxh3_64_intdigest(data) != self._checksums[chunk]:
@@ -136,7 +136,7 @@ class MappedRows:
             self._is_checked[chunk] = True
 
     def _mark_rows(self, marks: Rows, column: pa.Array, rows: Rows) -> None:
-        """Mark the chunks that hold some rows of a column: +1 where they begin, -1 after they end."""
+        """Add +1 where chunks of some rows begin, -1 after they end."""
         kind, rows = column.type, rows + column.offset
         buffers = column.buffers()
         if not is_text(kind) and not _has_whole_bytes(kind):
@@ -159,6 +159,7 @@ class MappedRows:
             self._mark_bytes(marks, buffers[2], ends[rows].astype(np.int64), ends[rows + 1].astype(np.int64))
 
     def _mark_bytes(self, marks: Rows, buffer: pa.Buffer, starts: Rows, ends: Rows) -> None:
+        """Mark the chunks that hold ranges of a buffer, as `_mark_rows`."""
         some = ends > starts
         at = int(buffer.address) - self._address
         np.add.at(marks, (starts[some] + at) // CHUNK_BYTES, np.int64(1))

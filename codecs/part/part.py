@@ -60,9 +60,10 @@ class Footer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The descriptor of one part, in the log.
+    """The descriptor of a part: what the log stores about it.
 
-    `keys` and `stats` are most of a descriptor and few readers need them, so they are parsed at their use.
+    A *stamped* part has one time for all rows, which only the descriptor has: in the file, the time is 0. `keys` and
+    `stats` are most of a descriptor and few readers need them, so they are parsed at their use.
     """
 
     blob: str = ""
@@ -108,7 +109,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def keys(self) -> list[list[Scalar]] | None:
         """Some whole keys in order, including the first and the last; None without any.
 
-        Raises CorruptBlob: their written form is invalid.
+        Raises CorruptBlob: the keys' JSON form is invalid.
         """
         keys = self._parse_json(self.keys_json, _Keys)
         if keys is not None and len(keys) not in {min(samples, self.rows) for samples in KEY_SAMPLES}:
@@ -127,15 +128,16 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return stats[2]
 
     def _parse_json(self, raw: msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+        """Decode an entry of the descriptor; raise CorruptBlob if it is malformed."""
         try:
             return decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CorruptBlob(self.name, f"its descriptor is malformed: {error}") from error
 
     def make_lift(self, schema: CollectionSchema) -> Lift | None:
-        """Return the conversion of the part to a schema; None if it was written with this version.
+        """Return the conversion of the rows to a schema; None if unneeded.
 
-        Raises CorruptBlob: its schema version does not exist.
+        Raises CorruptBlob: the part's schema version does not exist.
         """
         if self.schema == schema.version and not schema.is_widened:
             return None
@@ -148,27 +150,27 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def footer_range(self) -> tuple[int, int]:
         """The bytes `[start, end)` of the footer in the blob.
 
-        Raises CorruptBlob: there is none, or it is longer than the blob.
+        Raises CorruptBlob: the part has no footer, or the footer is longer than the blob.
         """
         if self.footer is None:
             raise CorruptBlob(self.name, "its descriptor has no footer, so it can only be read as a whole")
         size = self.footer.bytes
         if size > self.bytes:
-            raise CorruptBlob(self.name, f"its descriptor says {size} bytes of {self.bytes} are its footer")
+            raise CorruptBlob(self.name, f"its descriptor says that {size} of its {self.bytes} bytes are the footer")
         return self.bytes - size, self.bytes
 
     def set_time(self, time: int) -> "Part":
-        """Return a descriptor of the same blob with a time for all rows."""
+        """Return a descriptor of the same blob, with all rows at `time`."""
         return msgspec.structs.replace(self, time_min=time, time_max=time, stamped=True)
 
     @property
     def as_stored(self) -> "Part":
-        """Return the descriptor of the file itself, whose times are 0 if the part is stamped."""
+        """The descriptor of the stored file: at time 0 if stamped."""
         return msgspec.structs.replace(self, time_min=0, time_max=0, stamped=False) if self.stamped else self
 
     @property
     def rows_id(self) -> str:
-        """The identity of its rows, for caches: equal bytes with different stamps are different rows."""
+        """A cache key of the rows: checksum, and time if stamped."""
         return f"{self.checksum}@{self.time_min}" if self.stamped else self.checksum
 
     @property
@@ -178,7 +180,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def is_single(self) -> bool:
-        """Whether the writer has verified that each key has at most one row after each update."""
+        """Whether each key verifiably has at most one row after each update."""
         return self.stats.get(DIFF) == SINGLE
 
     def mark_single(self) -> "Part":
@@ -190,7 +192,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def name(self) -> str:
-        """Its name in error messages."""
+        """The part's name in error messages."""
         return self.blob or "inline part"
 
 
@@ -210,21 +212,20 @@ def choose_sample_row(rows: int, samples: int, i: int) -> int:
 
 
 def compute_max_groups(rows: int) -> int:
-    """Return the greatest number of row groups for so many rows, so that the footer stays relatively short."""
+    """Return how many row groups a part with these rows may have."""
     return min(rows, GROUPS_MAX + rows // GROUP_ROWS_MIN)
 
 
 def encode_batch(rows: pa.Table) -> bytes:
-    """Encode one or more rows as a message."""
+    """Encode one or more rows as an Arrow message."""
     (batch,) = rows.combine_chunks().to_batches()
     return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
 def decode_batch(data: bytes | memoryview, part: Part, schema: pa.Schema) -> pa.Table:
-    """Decode a message that must have exactly the rows of a part, in a body of its memory.
+    """Decode an Arrow message; refuse it unless it matches the part's descriptor.
 
-    Raises:
-        ValueError, pa.ArrowException, OSError: the message does not match the part, or contradicts itself.
+    Raises ValueError, pa.ArrowException, OSError: the message does not match the part, or contradicts itself.
     """
     message = pa.ipc.read_message(data)
     if message.type != "record batch":

@@ -24,7 +24,7 @@ def print_filter(filter: pc.Expression) -> str:
 def iterate_metadata(schema: pa.Schema) -> Iterator[tuple[str, str]]:
     """Yield the metadata of a schema in order, including repeated names, which Arrow's dict loses.
 
-    It is read through Arrow's C data interface: count, then length and bytes of each name and value, as int32.
+    Arrow's C data interface has the metadata: count, then length and bytes of each name and value, as int32.
     """
     capsule = schema.__arrow_c_schema__()
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer

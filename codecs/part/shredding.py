@@ -44,7 +44,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class StoredValues(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The footer entry: the names of values, and for each row group the start and length of its file."""
+    """The footer's entry on stored JSON values: names, and row groups' files."""
 
     version: int
     names: tuple[str, ...]
@@ -55,7 +55,7 @@ _decoder = msgspec.json.Decoder(StoredValues)
 
 
 def to_full_path(path: str | int) -> str | None:
-    """Convert a DuckDB path to the stored name of a value, or None."""
+    """Convert a path into documents to its stored name; None if impossible."""
     if not isinstance(path, str):
         return None
     if not path.startswith("$"):
@@ -67,10 +67,9 @@ def to_full_path(path: str | int) -> str | None:
 
 
 def compute_values(names: Sequence[str], rows: pa.Table, schema: CollectionSchema) -> pa.Table | None:
-    """Compute the values of rows, as texts or doubles in one chunk; None without a supported DuckDB.
+    """Compute stored JSON values of rows, as texts or doubles. None without a supported DuckDB.
 
-    Args:
-        names: of values; a text comes before its double.
+    `names`: the names of the values; the name of a text comes before that of its double.
     """
     if not _has_duckdb():
         return None
@@ -94,7 +93,7 @@ def compute_values(names: Sequence[str], rows: pa.Table, schema: CollectionSchem
 
 
 def _to_doubles(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the doubles of plain numbers, and NaN for other texts."""
+    """Return plain numbers as doubles; NaN for other texts."""
     is_plain = pc.match_substring_regex(texts, _PLAIN_NUMBER)
     doubles = pc.if_else(is_plain, texts, pa.scalar(None, pa.string())).cast(pa.float64())
     # The one form of zero.
@@ -102,6 +101,7 @@ def _to_doubles(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _has_duckdb() -> bool:
+    """Return whether a supported version of DuckDB is installed."""
     try:
         import duckdb
     except ImportError:
@@ -110,7 +110,7 @@ def _has_duckdb() -> bool:
 
 
 def choose_values(rows: pa.Table, schema: CollectionSchema) -> tuple[str, ...]:
-    """Choose the values that a part stores, from its first row group; return their names."""
+    """Choose which JSON values a part stores; return their names."""
     if not schema.json or len(rows) < ROWS_MIN or not _has_duckdb():
         return ()
     ids = dict(zip(schema.names, schema.ids, strict=True))
@@ -161,12 +161,12 @@ def _iterate_scalars(document: Any, keys: tuple[str, ...]) -> Iterator[tuple[tup
 
 
 def get_value_fields(names: Sequence[str]) -> pa.Schema:
-    """Return the columns of values."""
+    """Return the schema of stored JSON values: doubles and texts."""
     return pa.schema([(name, pa.float64() if name.endswith(DOUBLE) else pa.string()) for name in names])
 
 
 def encode_values(values: pa.Table, repeating: Sequence[str]) -> bytes:
-    """Encode the values of a row group as a file, with dictionaries for repeating ones."""
+    """Encode a row group's JSON values as a Parquet file."""
     sink = io.BytesIO()
     how = {"compression": "zstd", "compression_level": 1, "store_schema": False, "write_statistics": False}
     pq.write_table(values, sink, use_dictionary=[*repeating], row_group_size=1 << 30, **how)
@@ -174,12 +174,12 @@ def encode_values(values: pa.Table, repeating: Sequence[str]) -> bytes:
 
 
 def encode_entry(names: Sequence[str], files: Sequence[tuple[int, int]]) -> bytes:
-    """Encode the footer entry."""
+    """Encode the footer's entry on stored JSON values."""
     return msgspec.json.encode(StoredValues(VALUES_VERSION, tuple(names), tuple(files)))
 
 
 def read_entry(metadata: Mapping[bytes, bytes], groups: int) -> StoredValues | None:
-    """Read the footer entry; None without one, or for a later version."""
+    """Read the footer's entry; None without one or if it is later."""
     written = metadata.get(VALUES_KEY.encode())
     if written is None or json.loads(written)["version"] != VALUES_VERSION:
         return None
@@ -190,10 +190,9 @@ def read_entry(metadata: Mapping[bytes, bytes], groups: int) -> StoredValues | N
 
 
 def decode_values(data: bytes | memoryview, names: Sequence[str], rows: int) -> pa.Table:
-    """Decode some values of a row group from its file, as doubles, texts, or dictionaries of texts.
+    """Decode stored JSON values of a row group from their file.
 
-    Raises:
-        ValueError, pa.ArrowException, OSError: values are missing, or have another number of rows.
+    Raises ValueError, pa.ArrowException, OSError: values are missing, or have another number of rows.
     """
     buffer = pa.py_buffer(data)
     metadata = pq.read_metadata(pa.BufferReader(buffer))
@@ -209,12 +208,11 @@ def decode_values(data: bytes | memoryview, names: Sequence[str], rows: int) -> 
 def rewrite_filter(
     filter: pc.Expression, schema: CollectionSchema, available: tuple[str, ...] | None
 ) -> tuple[pc.Expression, pa.Schema] | None:
-    """Return a filter that reads values in place of documents, and their fields; None if it reads none.
+    """Rewrite a filter to read stored JSON values; None without any.
 
-    Arrow pickles an expression as a record batch whose metadata has the expression's tree, from which calls are cut.
+    Arrow pickles an expression as a record batch whose metadata has its tree: there, calls are replaced by columns.
 
-    Args:
-        available: the names of stored values; None for all.
+    `available`: the names of stored values; None for all.
     """
     if not schema.json or EXTRACT not in print_filter(filter):
         return None
@@ -253,13 +251,13 @@ def rewrite_filter(
 
 
 def _read_tree(filter: pc.Expression) -> tuple[list[tuple[str, str]], list[pa.Array]]:
-    """Return the tree of an expression as pairs of kind and text, and its literals."""
+    """Return an expression's serialized tree, as pairs, and its literals."""
     batch = pa.ipc.open_file(filter.__reduce__()[1][0]).get_batch(0)
     return [*iterate_metadata(batch.schema)], batch.columns
 
 
 def _make_number_filter(name: str, test: str) -> pc.Expression | None:
-    """Return a filter on doubles that passes at least the numbers of a test; None for some tests.
+    """Return a filter on doubles that passes all numbers of a test. None if there is none.
 
     A cast to integers rounds, and a value beyond their range passes, because DuckDB refuses it.
     """
@@ -278,4 +276,5 @@ def _make_number_filter(name: str, test: str) -> pc.Expression | None:
 
 
 def _unquote(literal: str) -> str | int:
+    """Return the path in a literal: a text, or an index."""
     return literal[1:-1].replace("''", "'") if literal.startswith("'") else 0

@@ -73,8 +73,7 @@ def encode_parts(
         part_bytes_target, row_group_rows, row_group_bytes_max: as for `PartStream`.
         batch_bytes_max: updates of at most this size become one inline batch (see `part.part`).
 
-    Returns:
-        the parts in key order; none if there are no rows or all cancel.
+    Returns the parts in key order; none if there are no rows or all cancel.
 
     Raises:
         DiffOverflow: the sum of an update's diffs is outside int64.
@@ -102,7 +101,7 @@ def encode_parts(
 
 
 class PartStream:
-    """Writes ordered rows as the parts of one run; descriptors have no blob and no inline bytes yet.
+    """Writes sorted rows as the parts of one run. Their blobs are stored by the caller.
 
     After an error it cannot be used any more.
     """
@@ -141,7 +140,7 @@ class PartStream:
 
     @property
     def held_bytes(self) -> int:
-        """The approximate bytes in memory."""
+        """About how many bytes the rows and files in memory take."""
         return self._pending_bytes + self._summary.key_bytes + (self._writer.size if self._writer else 0)
 
     def drop_statistics(self, columns: frozenset[str]) -> None:
@@ -151,8 +150,7 @@ class PartStream:
     def add(self, table: pa.Table) -> list[Encoded]:
         """Write sorted and consolidated rows that follow all earlier ones.
 
-        Returns:
-            The completed parts, in key order.
+        Returns the completed parts, in key order.
         """
         if table.num_rows:
             self._pending.append(table)
@@ -207,7 +205,7 @@ class PartStream:
         return done
 
     def _find_group_end(self, rows: pa.Table, at: int) -> int:
-        """Return how many rows from a position on make a full row group; beyond the last row if there are too few."""
+        """Return how many rows from `at` make a full row group. It exceeds the rows if there are too few."""
         groups = len(self._writer.groups) if self._writer else 0
         # With fewer rows in it, readers would not accept this group and one more, however short.
         least = max((groups + 2 - GROUPS_MAX) * GROUP_ROWS_MIN - self._summary.rows, 1)
@@ -219,7 +217,7 @@ class PartStream:
         return max(fits, least)
 
     def _count_remaining_rows(self, group: pa.Table) -> int | None:
-        """Return the number of rows of the next group after which the part ends; None if it ends later."""
+        """Return after how many rows of the next group the part ends. None if it ends later."""
         if self._writer is None:
             if not self._row_bytes and group.nbytes > self._part_bytes_target:
                 probe = group.slice(max(len(group) - _PROBE_ROWS, 0) // 2, _PROBE_ROWS)
@@ -285,7 +283,7 @@ class PartStream:
 
 
 def _find_nan_columns(sources: Sequence[Part], schema: CollectionSchema) -> Iterator[str]:
-    """Yield the names of the columns in which some part has NaN."""
+    """Yield the float columns in which a part has NaN."""
     for name in schema.names:
         if pt.is_floating(schema.arrow.field(name).type):
             ends = (part.stats.get(name) for part in sources)
@@ -332,11 +330,12 @@ class RunStream:
         return done + self._finish_run()
 
     def _consolidate(self, table: pa.Table) -> pa.Table:
+        """Consolidate rows, in the order of the schema's columns."""
         summed = consolidate(table, [*self._schema.names, TIME])
         return pa.Table.from_arrays(summed.columns, schema=self._schema.arrow)
 
     def _write_rows(self, rows: pa.Table) -> list[Encoded]:
-        """Add consolidated rows to the run in progress, or start a new run."""
+        """Write consolidated rows into the open run, or into a new one."""
         if not len(rows):
             return []
         done = [] if self._last_key is None or self._compare_keys(self._last_key, rows) > 0 else self._finish_run()
@@ -347,11 +346,12 @@ class RunStream:
         return done + self._stream.add(rows)
 
     def _finish_run(self) -> list[Encoded]:
+        """End the open run, and return its last parts."""
         stream, self._stream, self._last_key = self._stream, None, None
         return stream.finish() if stream is not None else []
 
     def _compare_keys(self, before: pa.Table, after: pa.Table) -> int:
-        """Compare the first key of the next rows with the last key so far: 1, 0 or -1."""
+        """Compare the first key of `after` with the last of `before`."""
         names = self._schema.key_names
         if not names:
             return 0

@@ -54,7 +54,7 @@ _FIXED_SIZE_MAX = 2**31 - 1
 
 
 def encode_type(t: pa.DataType) -> Json:
-    """Return the one readable form of a supported type; raises ValueError for any other type."""
+    """Return the JSON form of a supported type; raises ValueError for any other type."""
     return "json" if t == JSON else _encode_type(t, 1)
 
 
@@ -124,7 +124,7 @@ def list_inner_fields(t: pa.DataType) -> list[pa.Field]:
 
 
 def iterate_leaf_arrays(array: pa.Array) -> Iterator[pa.Array]:
-    """Yield the flat arrays inside, without values under NULLs."""
+    """Yield the flat arrays inside a nested one, without values under NULL."""
     t = array.type
     if is_flat(t):
         yield array
@@ -144,14 +144,14 @@ def list_leaf_types(t: pa.DataType) -> list[pa.DataType]:
 
 
 def list_inner_arrays(array: pa.Array) -> list[pa.Array]:
-    """Return the arrays of `list_inner_fields`; for a sliced list or map, the whole ones."""
+    """Return the arrays directly inside; of a sliced list, every element."""
     if pat.is_struct(array.type):
         return [array.field(at) for at in range(array.type.num_fields)]
     return [array.keys, array.items] if pat.is_map(array.type) else [array.values]
 
 
 def rebuild_nested(array: pa.Array, t: pa.DataType, inner: Sequence[pa.Array]) -> pa.Array:
-    """Return a nested array of type `t` with other `list_inner_arrays`."""
+    """Return a nested array of type `t` with other arrays inside."""
     if pat.is_struct(t):
         return pa.StructArray.from_arrays(inner, fields=[*t], mask=array.is_null())
     if pat.is_map(t):  # Keys and items are arrays of the whole column, like the values of a list.
@@ -173,6 +173,7 @@ def replace_inner_types(t: pa.DataType, inner: Sequence[pa.DataType | pa.Field])
 
 
 def _encode_type(t: pa.DataType, depth: int) -> Json:
+    """Return the JSON form of a type; `depth`: its nesting level."""
     if is_flat(t):
         return _encode_flat_type(t)
     if depth > DEPTH_MAX:
@@ -193,6 +194,7 @@ def _encode_type(t: pa.DataType, depth: int) -> Json:
 
 
 def _encode_flat_type(t: pa.DataType) -> str:
+    """Return the name of a flat type, as stored."""
     if (name := _NAME_OF.get(t)) is not None:
         return name
     if pat.is_decimal128(t) or pat.is_decimal256(t):
@@ -208,6 +210,7 @@ def _encode_flat_type(t: pa.DataType) -> str:
 
 
 def _decode_type(j: Json, depth: int) -> pa.DataType:
+    """Return the type of a JSON form; `depth`: its nesting level."""
     if isinstance(j, str):
         return _decode_flat_type(j)
     if depth > DEPTH_MAX:
@@ -229,6 +232,7 @@ def _decode_type(j: Json, depth: int) -> pa.DataType:
 
 
 def _decode_struct(fields: list[Any], depth: int) -> pa.DataType:
+    """Return the struct type of a JSON list of names and types."""
     if not all(isinstance(f, list) and len(f) == 2 and isinstance(f[0], str) for f in fields):
         raise ValueError(f"{fields!r:.80} is not the written form of a struct's fields")
     _check_struct_names([name for name, _ in fields])
@@ -236,6 +240,7 @@ def _decode_struct(fields: list[Any], depth: int) -> pa.DataType:
 
 
 def _decode_flat_type(name: str) -> pa.DataType:
+    """Return the flat type of a stored name; raise ValueError if unknown."""
     if (named := _NAMES.get(name)) is not None:
         return named
     if match := _ZONED.fullmatch(name):
@@ -250,6 +255,7 @@ def _decode_flat_type(name: str) -> pa.DataType:
 
 
 def _check_struct_names(names: list[str]) -> None:
+    """Raise ValueError unless fields have distinct names that are not empty."""
     if not names:
         raise ValueError("a struct needs at least one field")
     if len(set(names)) != len(names) or not all(names):
@@ -257,7 +263,7 @@ def _check_struct_names(names: list[str]) -> None:
 
 
 def _check_zones(t: pa.DataType) -> None:
-    """Refuse an unknown time zone at once, not when a value is first read.
+    """Raise an error for unknown time zones, before values are read.
 
     `decode_type` does not call it, because a stored schema must open on a machine with an older list of zones.
     """
@@ -270,7 +276,7 @@ def _check_zones(t: pa.DataType) -> None:
 
 
 def encode_scalar(value: pa.Scalar) -> Json:
-    """Return the written form of a flat scalar; raises ValueError for a nested type."""
+    """Return the JSON form of a flat value; raise ValueError if nested."""
     t = value.type
     if not is_flat(t):
         raise ValueError(f"{t} is not a flat type")
@@ -303,14 +309,14 @@ def decode_scalar(j: Json, t: pa.DataType) -> pa.Scalar:
 
 @lru_cache(maxsize=1024)
 def get_written_type(t: pa.DataType) -> type:
-    """Return the Python type of the written form of non-NULL values of a flat type."""
+    """Return the Python type of the JSON form of a type's values."""
     if pat.is_boolean(t):
         return bool
     return int if pat.is_integer(t) or pat.is_temporal(t) else str
 
 
 def _decode_written(j: Any, t: pa.DataType) -> pa.Scalar:
-    """Return a scalar of a flat type from its written form."""
+    """Return a flat value from its JSON form."""
     if pat.is_temporal(t):
         return pa.array([j], pa.int32() if t.bit_width == 32 else pa.int64()).view(t)[0]
     if pat.is_floating(t):
@@ -328,7 +334,7 @@ Orderable = Any  # For a key of one field its value, or NaN or NULL as below; fo
 
 @total_ordering
 class _Last:
-    """Sorts after all values of a field, for NaN and NULL.
+    """A value that sorts after all others: NaN, and NULL after it.
 
     Other values are compared directly, because collections with very many parts compare millions of keys.
     """
@@ -353,7 +359,7 @@ _NAN, _NULL = _Last(1), _Last(2)
 
 @lru_cache(maxsize=256)
 def make_key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
-    """Return a function that makes written keys comparable in the order of rows.
+    """Return a function that turns keys in JSON form into comparable values.
 
     The function raises ValueError or ArithmeticError for a value that is not a key of these types.
     """
@@ -363,7 +369,7 @@ def make_key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderabl
 
 @lru_cache(maxsize=256)
 def make_keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], list[Orderable]]:
-    """Return the function of `make_key_order` for many keys, which is faster: it works field by field."""
+    """Return `make_key_order` for many keys at once, which is faster."""
     fields = [(get_written_type(t), _make_value_order(t)) for t in types]
 
     def orders(keys: Sequence[Bound]) -> list[Orderable]:
@@ -379,7 +385,7 @@ def make_keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]
 
 
 def _make_comparable(values: Sequence[Any], kind: type, value_order: Callable[[Any], Any] | None) -> Sequence[Any]:
-    """Return the values of a field in comparable form."""
+    """Convert the values of a field to ones that sort like rows."""
     kinds = {*map(type, values)}
     if not kinds <= {kind, type(None)}:
         wrong = next(value for value in values if value is not None and type(value) is not kind)
@@ -391,7 +397,7 @@ def _make_comparable(values: Sequence[Any], kind: type, value_order: Callable[[A
 
 
 def _make_value_order(t: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that makes written values of a type comparable; None if they are already."""
+    """Return the function that makes JSON values comparable; None if they are."""
     if pat.is_floating(t):
         return float
     if pat.is_decimal(t):
@@ -402,6 +408,7 @@ def _make_value_order(t: pa.DataType) -> Callable[[Any], Any] | None:
 
 
 def _parse_finite_decimal(text: str) -> decimal.Decimal:
+    """Parse a decimal; raise ValueError for NaN and infinity."""
     number = decimal.Decimal(text)
     if not number.is_finite():  # NaN cannot be compared.
         raise ValueError(f"{text!r:.80} where a decimal belongs")

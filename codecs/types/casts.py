@@ -86,6 +86,7 @@ def _format_value(column: pa.ChunkedArray, row: int) -> str:
 
 
 def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Cast a column to a type, at all depths."""
     if is_flat(target):
         return _cast_flat(column, target)
     if get_stored_type(column.type) != column.type:
@@ -126,12 +127,12 @@ def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 
 def decode_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without views, dictionaries and the like at any depth, in `get_stored_type` of its type."""
+    """Return a column in a plain type, without dictionaries or views inside."""
     return pa.chunked_array([_undo_encodings(chunk) for chunk in column.chunks], get_stored_type(column.type))
 
 
 def _undo_encodings(array: pa.Array) -> pa.Array:
-    """Undo encodings at all depths, so that an array has its `get_stored_type`."""
+    """Return an array in a plain type, without dictionaries or views inside."""
     kind = array.type
     plain = get_stored_type(kind)
     if plain == kind:
@@ -164,7 +165,7 @@ INTEGER_DIGITS = 20  # The digits of the greatest uint64: a decimal with so many
 
 
 def _is_castable(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
-    """Return whether a cast between two types keeps the meaning of values."""
+    """Return whether a cast keeps the meaning of values; `top`: not nested."""
     if (plain := get_stored_type(source)) != source:
         return _is_castable(plain, target, top)
     if source == target or pat.is_null(source):
@@ -195,10 +196,12 @@ def _is_nested_castable(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _is_string(t: pa.DataType) -> bool:
+    """Return whether a type is text, of any layout."""
     return bool(pat.is_string(t) or pat.is_large_string(t) or pat.is_string_view(t))
 
 
 def _is_list(t: pa.DataType) -> bool:
+    """Return whether a type is a list, of any layout."""
     return bool(pat.is_list(t) or pat.is_large_list(t) or pat.is_fixed_size_list(t))
 
 
@@ -240,13 +243,14 @@ def _may_hold_invalid(t: pa.DataType) -> bool:
 
 
 def _check_leaves(column: pa.ChunkedArray) -> None:
+    """Call `_check_leaf` for all flat arrays in a column."""
     for chunk in column.chunks:
         for leaf in iterate_leaf_arrays(chunk):
             _check_leaf(leaf)
 
 
 def _check_leaf(leaf: pa.Array) -> None:
-    """Raise an Arrow error for a value outside of the type."""
+    """Raise an Arrow error if a value is outside the type's range."""
     t = leaf.type
     if pat.is_date64(t):
         leaf.cast(pa.date32())

@@ -84,6 +84,7 @@ class Codec(Generic[T]):
                 )
 
     def _refuse(self, values: Sequence[T], error: Exception) -> NoReturn:
+        """Raise InvalidUpdate for the first value that the codec refuses."""
         for index, value in enumerate(values):
             try:
                 self.encode(value)
@@ -96,7 +97,7 @@ class Codec(Generic[T]):
 
 
 class _Plain(Codec[T]):
-    """A codec whose values are those of the column; None is NULL."""
+    """A codec that stores values as they are; None is NULL."""
 
     def encode(self, value: T) -> Any:
         return to_array([value], self.arrow_type, f"codec {self.name!r}")[0].as_py()
@@ -215,10 +216,12 @@ def check_codec(codec_or_class: Codec[Any] | type[Codec[Any]]) -> Codec[Any]:
 
 
 def _dumps(value: Any) -> str:
+    """Return a value as canonical JSON text."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
 
 
 def _refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError for NaN and Infinity, which are not JSON."""
     raise ValueError(f"{name} is not JSON")
 
 

@@ -22,7 +22,7 @@ _ARROW_S = 30_000 * 31_556_952  # Arrow writes years of up to 32,767 as text.
 def to_objects(array: pa.Array | pa.ChunkedArray, separator: str = "T") -> list[Any]:
     """Return the values of a column as Python objects, or as text if Python has no exact object.
 
-    `separator`: between the date and the time of a text.
+    `separator`: the character between the date and the time of a text.
     """
     if isinstance(array, pa.ChunkedArray):
         return [value for chunk in array.chunks for value in to_objects(chunk, separator)]
@@ -92,6 +92,7 @@ def _iterate_time_units(kind: pa.DataType) -> Iterator[str]:
 
 
 def _to_microseconds(kind: pa.DataType) -> pa.DataType:
+    """Return a type of times in microseconds."""
     if pat.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     return pa.time64("us") if pat.is_time(kind) else pa.duration("us")

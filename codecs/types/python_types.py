@@ -62,8 +62,7 @@ def parse_fields(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
 
     Fields are nullable, unless an Arrow field declares otherwise.
 
-    Args:
-        side: "key" or "value", or "schema" for both, for messages.
+    `side`: "key" or "value", or "schema" for both, for messages.
     """
     pairs = _list_fields(spec)
     if pairs is None:
@@ -83,6 +82,7 @@ def parse_fields(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
 
 
 def _parse_field(name: Any, value: Any, where: str) -> tuple[Any, pa.DataType, bool]:
+    """Return name, Arrow type and nullability of a described field."""
     if not isinstance(value, pa.Field):
         return name, to_arrow_type(value, where), True
     if value.name not in ("", name):
@@ -107,7 +107,7 @@ def to_arrow_type(value: Any, where: str) -> pa.DataType:
 
 @lru_cache(maxsize=1024)
 def get_stored_type(t: pa.DataType) -> pa.DataType:
-    """Return a type without encodings such as dictionaries, at all depths."""
+    """Return a type without dictionaries and views, at all depths."""
     if pat.is_dictionary(t) or pat.is_run_end_encoded(t):
         return get_stored_type(t.value_type)
     if pat.is_list_view(t) or pat.is_large_list_view(t):
@@ -128,7 +128,7 @@ def get_stored_type(t: pa.DataType) -> pa.DataType:
 
 
 def _list_fields(spec: Any) -> list[tuple[Any, Any]] | None:
-    """Return names and types of the fields of a description, or None."""
+    """Return the described fields as names and types; None if not fields."""
     if isinstance(spec, pa.Schema):
         return [(f.name, f) for f in spec]
     if isinstance(spec, type):
@@ -146,6 +146,7 @@ def _list_fields(spec: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _get_annotations(kind: type) -> dict[str, Any]:
+    """Return the types of a dataclass's or TypedDict's fields, by name."""
     hints = get_type_hints(kind, include_extras=True)
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else hints
 
@@ -170,6 +171,7 @@ def _convert_type(value: Any) -> pa.DataType:
 
 
 def _convert_class(class_: type) -> pa.DataType:
+    """Return the Arrow type of a Python class."""
     if (kind := _PYTHON.get(class_)) is not None:
         return kind
     if class_ is Decimal:
@@ -198,6 +200,7 @@ def _convert_generic(origin: Any, inner: tuple[Any, ...]) -> pa.DataType:
 
 
 def _convert_frame_type(value: Any, package: str) -> pa.DataType:
+    """Return the Arrow type of a pandas or Polars type."""
     library: Any = sys.modules[package]
     try:
         if package == "polars":
@@ -249,4 +252,5 @@ def _split_at_commas(text: str) -> list[str]:
 
 
 def _raise_unknown(why: str = "") -> pa.DataType:
+    """Raise the error for an unsupported type."""
     raise _Unknown(why)

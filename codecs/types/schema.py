@@ -60,7 +60,7 @@ SideSpec: TypeAlias = Mapping[str, Any] | pa.Schema | Codec[Any] | type[Any] | A
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The key or the value: its fields, and its codec, if any.
+    """The key or the value of a schema: fields, and any codec.
 
     Attributes:
         fields: one per column; `()` for unit.
@@ -94,7 +94,7 @@ class Side:
         return cls(tuple(_make_field(*pair) for pair in pairs))
 
     def to_json(self) -> Json:
-        """Return the written form."""
+        """Return the JSON form, as the log stores it."""
         if not self.fields:
             return None
         if self.codec_name is None:
@@ -107,7 +107,7 @@ class Side:
 
     @classmethod
     def from_json(cls, j: Json, side: str) -> "Side":
-        """Read the written form; raises ValueError on anything else. Built-in codecs are resolved by name."""
+        """Read the JSON form; raise ValueError for anything else. Built-in codecs are resolved by name."""
         match j:
             case None:
                 return cls(())
@@ -124,7 +124,7 @@ class Side:
 
 
 class _Derived(dict[Callable[["CollectionSchema"], Any], Any]):
-    """Cached values derived from a schema, by the function that computes them; not pickled."""
+    """A schema's cache for `compute_once`; it is not pickled."""
 
     def __reduce__(self) -> tuple[type["_Derived"], tuple[()]]:
         return _Derived, ()
@@ -263,7 +263,7 @@ class CollectionSchema:
 
     @property
     def reading(self) -> str:
-        """The part of a cache key for reads of bytes, which identifies their interpretation.
+        """A cache key for decoded bytes: how this schema reads them.
 
         The bytes are not enough: a batch does not name its columns, and a name may be another column in another
         version.
@@ -271,7 +271,7 @@ class CollectionSchema:
         return self.compute_once(_describe_reading)
 
     def check_distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
-        """Return an argument's column names; raise an error for unknown or repeated ones."""
+        """Return column names as a tuple; raise SchemaMismatch if unknown or repeated."""
         if isinstance(names, str):
             raise SchemaMismatch(f"{what}={names!r} is one string; give a list of names, such as [{names!r}]")
         try:
@@ -288,7 +288,7 @@ class CollectionSchema:
         return listed
 
     def to_json(self) -> dict[str, Json]:
-        """Return the written form."""
+        """Return the JSON form, as the log stores it."""
         sides: dict[str, Json] = {"key": self.key.to_json(), "value": self.value.to_json()}
         if self.timeline is not None:
             sides["timeline"] = self.timeline
@@ -304,7 +304,7 @@ class CollectionSchema:
 
     @classmethod
     def from_json(cls, j: Json) -> "CollectionSchema":
-        """Read the written form; codecs that this process lacks are None. Raises ValueError for an invalid form.
+        """Read the JSON form; codecs that this process lacks are None. Raises ValueError for an invalid form.
 
         Equal written forms return one object, because many collections share an immutable schema.
         """
@@ -351,6 +351,7 @@ class CollectionSchema:
 
 
 def _describe_reading(schema: CollectionSchema) -> str:
+    """Compute `CollectionSchema.reading`."""
     if not schema.known:
         return f"{schema.key_names} {schema.value_names} {schema.types}"
     return msgspec.json.encode(
@@ -360,11 +361,12 @@ def _describe_reading(schema: CollectionSchema) -> str:
 
 @lru_cache(maxsize=256)
 def _intern_schema(written: bytes) -> CollectionSchema:
+    """Return the schema of a JSON text, one object for equal texts."""
     return _decode_schema(msgspec.json.decode(written))
 
 
 def _decode_schema(j: Json) -> CollectionSchema:
-    """Build a schema from its written form; raises ValueError if it is invalid."""
+    """Build a schema from its JSON form; raises ValueError if it is invalid."""
     match j:
         case {"key": key, "value": value, **rest}:
             sides = Side.from_json(key, "key"), Side.from_json(value, "value")
@@ -389,7 +391,7 @@ def _decode_order(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
 
 
 def _decode_inner(written: Any, schema: CollectionSchema) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the numbers of the fields inside of columns."""
+    """Decode the numbers of columns' inner fields, by column id."""
     counts = {str(id_): count_inner_fields(kind) for id_, kind in zip(schema.ids, schema.types, strict=False)}
     if not isinstance(written, dict) or not written.keys() <= counts.keys():
         raise ValueError(f"{written!r:.80} are not the numbers of fields inside of columns with ids {sorted(counts)}")
@@ -406,7 +408,7 @@ def count_inner_fields(kind: pa.DataType) -> int:
 
 
 def _parse_later_fields(rest: Any, columns: int) -> tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]]:
-    """Parse version, ids and defaults, which only later versions have in their written form."""
+    """Parse version, ids and defaults, which first versions do not store."""
     match rest:
         case {"version": int(version), "ids": [*ids], **more} if version > 1 and more.keys() <= {"defaults"}:
             if len(ids) == columns == len({*ids}) and all(type(id_) is int and 0 <= id_ < 2**31 for id_ in ids):
@@ -415,7 +417,7 @@ def _parse_later_fields(rest: Any, columns: int) -> tuple[int, tuple[int, ...], 
 
 
 def _decode_defaults(j: Any, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
-    """Return the defaults of columns, in written form, with their ids."""
+    """Return the defaults of columns in JSON form, with the columns' ids."""
     texts = {str(id_) for id_ in ids}
     if not isinstance(j, dict) or not j.keys() <= texts:
         raise ValueError(f"{j!r:.80} are not the defaults of columns with the ids {sorted(texts)}")
@@ -440,6 +442,7 @@ def check_width(fields: Sequence[pa.Field]) -> None:
 
 
 def _make_field(name: str, arrow_type: pa.DataType, nullable: bool = True) -> pa.Field:
+    """Return a field whose type is plain, as if read from storage."""
     return pa.field(name, decode_type(encode_type(arrow_type)), nullable)
 
 
@@ -459,6 +462,7 @@ def _check_name(name: object, side: str) -> None:
 
 
 def _decode_field(pair: Any) -> pa.Field:
+    """Return the field of a JSON list: name, type, perhaps "not null"."""
     match pair:
         case [str(name), kind]:
             return pa.field(name, decode_type(kind))
@@ -504,4 +508,5 @@ def _describe_side(side: Side) -> str:
 
 
 def _adopt_codec(stored: Side, requested: Side) -> Side:
+    """Return a stored side with the codec object that the caller passes."""
     return Side(stored.fields, requested.codec or stored.codec, stored.codec_name, stored.codec_version)

@@ -12,7 +12,7 @@ _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 def fold_case(name: str) -> str:
-    """Fold the case of a name that SQL ignores."""
+    """Return a name in the case by which SQL compares names."""
     return name.translate(_LOWER)
 
 

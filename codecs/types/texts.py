@@ -51,6 +51,7 @@ def parse_column(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray
 
 
 def _choose_parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]:
+    """Return the function that parses texts to a type."""
     if pat.is_floating(target):
         return _parse_floats
     if pat.is_integer(target):
@@ -67,7 +68,7 @@ def _choose_parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataTyp
 
 
 def is_exact_float(text: str, bits: int = 64) -> bool:
-    """Return whether a float has exactly the integer part of a number; fractions may be rounded."""
+    """Return whether a text, as a float, keeps its integer part."""
     number = text.lstrip("+-").lower()
     with np.errstate(over="ignore"):
         rounded = float(np.array(float(text)).astype(f"f{bits // 8}"))
@@ -101,6 +102,7 @@ def _parse_floats(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArra
 
 
 def _parse_integers(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Parse texts to integers; hexadecimal is refused."""
     # Arrow reads 0x as bits, so 0xFF would be -1 as int8.
     odd = texts.filter(pc.match_substring(texts, "x", ignore_case=True))
     if len(odd):
@@ -109,11 +111,13 @@ def _parse_integers(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedAr
 
 
 def _parse_times(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Parse texts to times of day."""
     day = pa.scalar("1970-01-01")
     return pc.binary_join_element_wise(day, texts, "T").cast(pa.timestamp(target.unit)).cast(target)
 
 
 def _parse_durations(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Parse texts to durations: ISO 8601, or numbers of the type's unit."""
     if not pc.any(pc.match_substring(texts, "P")).as_py():
         return _parse_integers(texts, pa.int64()).cast(target)
     units = [None if text is None else _count_units(text, target) for text in texts.to_pylist()]
@@ -124,7 +128,7 @@ def _parse_durations(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedA
 
 
 def _count_units(text: str, target: pa.DataType) -> int:
-    """Parse a duration to a number of units of a type."""
+    """Return a duration's text as a number of the type's units."""
     parts = _DURATION.fullmatch(text)
     if parts is None or text[-1] in "PT":
         return int(_parse_integers(pa.chunked_array([[text]]), pa.int64())[0].as_py())
@@ -138,6 +142,7 @@ def _count_units(text: str, target: pa.DataType) -> int:
 
 
 def _parse_instants(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Parse texts to moments; without an offset, in UTC."""
     try:
         return texts.cast(target)
     except pa.ArrowInvalid:

@@ -50,7 +50,8 @@ class _Refused(ValueError):
 class _Rule(NamedTuple):
     """The Python values that one type accepts.
 
-    `exact` mostly decides; `kinds` and `not_kinds` decide for subclasses; `check` gets the values that are not None.
+    `exact` lists accepted classes; `kinds` and `not_kinds` decide about their subclasses; `check` tests the values that
+    are not None; `wanted` describes what to pass, for messages.
     """
 
     wanted: str
@@ -76,7 +77,7 @@ def to_array(values: _Values, t: pa.DataType, where: str) -> pa.Array:
 
 
 def to_field(values: _Values, t: pa.DataType, where: str) -> pa.Array:
-    """Convert values to a key or value field like `to_array`, but accept whole floats and decimals as integers.
+    """Convert values like `to_array`, and accept whole floats as integers.
 
     Only frames and JSON have a reason to write 3 as 3.0, so times, diffs and input of codecs are not converted like
     this.
@@ -91,7 +92,7 @@ def to_field(values: _Values, t: pa.DataType, where: str) -> pa.Array:
 
 
 def _to_integers(values: _Values) -> list[Any] | None:
-    """Convert whole floats and decimals to integers; return None if there are none."""
+    """Convert whole floats and decimals to integers; None if none are there."""
     fractional = (float, Decimal, np.floating)
     if not any(issubclass(kind, fractional) for kind in {*map(type, values)}):
         return None
@@ -100,6 +101,7 @@ def _to_integers(values: _Values) -> list[Any] | None:
 
 
 def _is_whole(value: Any) -> bool:
+    """Return whether a float or decimal is a whole number."""
     if isinstance(value, Decimal):  # One of many digits is beyond any integer type, and would take long to write out.
         return value.is_finite() and value.adjusted() < _DIGITS_MAX and value == value.to_integral_value()
     return bool(value % 1 == 0)
@@ -153,7 +155,7 @@ def _refuse(values: _Values, t: pa.DataType, where: str, error: Exception) -> No
 
 
 def _check_kinds(values: _Values, rule: _Rule, kinds: set[type]) -> None:
-    """Raise an error unless a rule allows all types of the values."""
+    """Raise _Refused unless a rule allows the values of these classes."""
     for kind in kinds - rule.exact:
         if not issubclass(kind, rule.kinds) or issubclass(kind, rule.not_kinds):
             raise _Refused(f"{kind.__name__} is not what it takes")
@@ -162,18 +164,21 @@ def _check_kinds(values: _Values, rule: _Rule, kinds: set[type]) -> None:
 
 
 def _check_inner_values(values: Iterable[Any], rule: _Rule) -> None:
+    """Raise _Refused unless a rule allows values inside lists or structs."""
     inner = list(values)
     _check_kinds(inner, rule, set(map(type, inner)))
 
 
 @lru_cache(maxsize=1024)
 def _make_rule(t: pa.DataType) -> _Rule:
+    """Return the rule that says which Python values a type accepts."""
     rule = _make_flat_rule(t) if is_flat(t) else _make_nested_rule(t)
     allowed = [k for k in (*rule.kinds, type(None)) if not issubclass(k, rule.not_kinds)]
     return rule._replace(exact=frozenset(allowed))
 
 
 def _make_flat_rule(t: pa.DataType) -> _Rule:
+    """Return the rule of a flat type."""
     if pat.is_boolean(t):
         return _Rule("a bool", (bool, np.bool_))
     if pat.is_integer(t):
@@ -210,6 +215,7 @@ def _make_flat_rule(t: pa.DataType) -> _Rule:
 
 
 def _make_nested_rule(t: pa.DataType) -> _Rule:
+    """Return the rule of a list, struct or map."""
     rules = [_make_rule(f.type) for f in list_inner_fields(t)]
     if pat.is_struct(t):
         names = [f.name for f in list_inner_fields(t)]
@@ -227,6 +233,8 @@ def _make_nested_rule(t: pa.DataType) -> _Rule:
 
 
 def _make_struct_check(names: list[str], rules: list[_Rule]) -> Callable[[_Values], None]:
+    """Return a check of dicts: known fields, with values that fit."""
+
     def check(values: _Values) -> None:
         if unknown := set(chain.from_iterable(values)).difference(names):
             raise _Refused(f"it has no field {', '.join(map(shorten, unknown))}")
@@ -237,6 +245,8 @@ def _make_struct_check(names: list[str], rules: list[_Rule]) -> Callable[[_Value
 
 
 def _make_map_check(key: _Rule, value: _Rule) -> Callable[[_Values], None]:
+    """Return a check of maps: pairs, with keys and values that fit."""
+
     def check(values: _Values) -> None:
         pairs = list(chain.from_iterable(v.items() if isinstance(v, dict) else v for v in values))
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
@@ -266,6 +276,8 @@ def _make_overflow_check(t: pa.DataType) -> Callable[[_Values], None]:
 
 
 def _make_zone_check(needs_zone: bool) -> Callable[[_Values], None]:
+    """Return a check that datetimes have a time zone, or have none."""
+
     def check(values: _Values) -> None:
         zones = set(map(type, map(attrgetter("tzinfo"), values)))
         if needs_zone and type(None) in zones:
@@ -297,7 +309,7 @@ def _make_unit_check(
 
 @lru_cache(maxsize=1024)
 def _has_fast_list(t: pa.DataType) -> bool:
-    """Return whether numpy makes the same Python objects, several times faster than Arrow.
+    """Return whether numpy converts a type to Python objects faster than Arrow.
 
     Numbers must have no NULL then, because numpy would turn all of them into floats.
     """

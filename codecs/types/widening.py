@@ -57,18 +57,19 @@ def is_wider(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 def may_overflow(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Return whether a wide type has a finer unit with a smaller range."""
+    """Return whether widening may overflow, because the unit becomes finer."""
     if pt.is_timestamp(narrow) and pt.is_timestamp(wide):
         return narrow.tz == wide.tz and _is_finer(narrow, wide)
     return bool(pt.is_duration(narrow) and pt.is_duration(wide) and _is_finer(narrow, wide))
 
 
 def _is_finer(narrow: Any, wide: Any) -> bool:
+    """Return whether the wide type has a finer unit of time."""
     return TIME_UNITS.index(wide.unit) > TIME_UNITS.index(narrow.unit)
 
 
 def is_written_alike(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Return whether widening keeps the written form of values in descriptors."""
+    """Return whether values have the same JSON form in both types."""
     if narrow == wide:
         return True
     if pt.is_integer(narrow) and pt.is_integer(wide):

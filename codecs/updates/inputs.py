@@ -89,7 +89,7 @@ def open_stream(data: Any) -> Any:
 
 
 def to_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
-    """Return data from `open_stream` as one table; None for a stream, or data that is not a table, such as tuples.
+    """Return data as one table; None for streams and tuples.
 
     Python values get the types of the schema; without a schema, those that Arrow infers.
     """
@@ -130,14 +130,17 @@ def iterate_tables_by_columns(data: Any, schema: CollectionSchema) -> Iterator[t
 
 
 def _is_arrow(data: Any) -> bool:
+    """Return whether data exports itself through Arrow's C interface."""
     return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
 
 
 def _is_table(data: Any) -> bool:
+    """Return whether data is a table or frame, not an array."""
     return isinstance(data, (pa.Table, pa.RecordBatch)) or (_is_arrow(data) and not isinstance(data, pa.Array))
 
 
 def _is_in_memory(data: Any) -> bool:
+    """Return whether data can be read again: it is no stream."""
     return hasattr(data, "__arrow_c_array__") or any(hasattr(data, name) for name in _IN_MEMORY)
 
 
@@ -147,7 +150,7 @@ def is_repeatable(data: Any) -> bool:
 
 
 def _to_stream(values: Iterable[Any]) -> TableStream:
-    """Return rows from an iterator as a stream of tables."""
+    """Return an iterator of tables as a `TableStream`."""
 
     def tables(schema: CollectionSchema | None) -> Iterator[pa.Table]:
         for value in values:
@@ -163,11 +166,13 @@ def _to_stream(values: Iterable[Any]) -> TableStream:
 
 
 def _read_dicts(values: Iterator[Any], schema: CollectionSchema | None) -> Iterator[pa.Table]:
+    """Yield tables of some dicts each from an iterator."""
     while rows := [*itertools.islice(values, _DICTS_PER_TABLE)]:
         yield _convert_dicts(rows, schema)
 
 
 def _read_batches(data: Any, schema: CollectionSchema | None) -> Iterator[pa.Table]:
+    """Yield a table for each batch of a reader."""
     if isinstance(data, pa.RecordBatchReader):
         _mark_read(data)
     _check_columns(data)
@@ -179,6 +184,7 @@ def _read_batches(data: Any, schema: CollectionSchema | None) -> Iterator[pa.Tab
 
 
 def _convert_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
+    """Convert a frame of pandas, Polars or another library to a table."""
     _check_columns(frame)
     columns = hasattr(frame, "columns") and hasattr(frame, "__getitem__")
     frame = _add_index_column(frame)
@@ -201,7 +207,7 @@ def _convert_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
 def select_sides_like(
     data: Any, key: Any, value: Any = None
 ) -> tuple[dict[str, pa.Field] | None, dict[str, pa.Field] | None]:
-    """Return the key and value columns of data or of a schema, without `_time` and `_diff`.
+    """Return the columns of key and value, as in `data` or schema.
 
     `key`: the names of the key columns; [] for none.
     """
@@ -226,7 +232,7 @@ def select_sides_like(
 
 
 def select_columns_like(data: Any) -> dict[str, pa.Field]:
-    """Return the columns of data or of a schema, with the types in which a collection stores them."""
+    """Return the columns of data or a schema, in the stored types."""
     _refuse_path(data)
     if isinstance(data, (list, tuple)) or (isinstance(data, Mapping) and any(map(_is_column, data.values()))):
         table = to_table(data, None)
@@ -255,9 +261,9 @@ def select_columns_like(data: Any) -> dict[str, pa.Field]:
 
 
 def peek_columns(data: Any) -> tuple[Any, Any]:
-    """Return an object with the columns of data, and data to use in its place: a stream is read up to its first row.
+    """Return a table or frame with data's columns, and data to use instead.
 
-    For a stream without rows, the object is an empty table.
+    A stream is read up to its first rows, which are the table; for a stream without rows, the table is empty.
     """
     if isinstance(data, pa.RecordBatchReader):
         _mark_read(data)
@@ -278,7 +284,7 @@ def peek_columns(data: Any) -> tuple[Any, Any]:
 
 
 def _refuse_path(data: Any) -> None:
-    """Raise InvalidUpdate if data is a text or a path, because files are read differently."""
+    """Raise InvalidUpdate if data is a path or a file's text."""
     if isinstance(data, (str, PurePath)):
         raise InvalidUpdate(
             f"the rows are {shorten(str(data))}, a {'path' if isinstance(data, PurePath) else 'text'}. Read a file "
@@ -289,20 +295,21 @@ def _refuse_path(data: Any) -> None:
 
 
 def _mark_read(reader: pa.RecordBatchReader) -> None:
-    """Raise InvalidUsage if a reader was read before."""
+    """Note that a reader is read; raise InvalidUsage the second time."""
     if reader in _READ:
         raise InvalidUsage(f"{shorten(reader)} was read before, and can be read once only. Make a new reader.")
     _READ.add(reader)
 
 
 def _choose_stored_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that stores a column: text is `string`, whatever offsets a frame uses."""
+    """Return the type in which a column is stored; one for text."""
     if kind in (pa.null(), pa.large_string()):
         return pa.string()
     return pa.binary() if kind == pa.large_binary() else kind
 
 
 def _is_column(values: Any) -> bool:
+    """Return whether an object is a list or array of values."""
     return isinstance(values, (list, tuple, np.ndarray, pa.Array, pa.ChunkedArray)) or hasattr(values, "to_list")
 
 
@@ -347,7 +354,7 @@ def _check_column_type(name: Any, kind: Any) -> None:
 
 
 def _fits_inferred_type(values: list[Any], t: pa.DataType) -> bool:
-    """Return whether Arrow's inferred type fits all values; it infers a date from a date followed by a moment."""
+    """Return whether the type that Arrow inferred fits all values."""
     if {*map(type, values)} - {type(None)} in ({np.datetime64}, {np.timedelta64}):
         return len({value.dtype for value in values if value is not None}) == 1
     try:
@@ -401,6 +408,7 @@ def _convert_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
 
 
 def _convert_columns(columns: Mapping[Any, Any], schema: CollectionSchema | None) -> pa.Table:
+    """Convert a dict of columns to a table."""
     arrays = {name: _convert_column(name, values, schema) for name, values in columns.items()}
     lengths = {len(column) for column in arrays.values()}
     if len(lengths) > 1:
@@ -442,7 +450,7 @@ def _list_values(values: Any) -> list[Any]:
 
 
 def _convert_values(name: str, values: list[Any], schema: CollectionSchema | None) -> pa.Array:
-    """Convert Python values to the schema's type of a column, or infer one."""
+    """Convert Python values to the column's type, or an inferred type."""
     timeline = None if schema is None else schema.timeline
     if name == TIME and timeline is not None:
         return _convert_times(values, timeline, name)
@@ -468,7 +476,7 @@ def _convert_values(name: str, values: list[Any], schema: CollectionSchema | Non
 
 
 def _convert_times(values: list[Any], unit: str, name: str) -> pa.Array:
-    """Convert times: numbers, moments, dates or text, as the first one is."""
+    """Convert times to an array: integers, moments, dates or text."""
     first = next((value for value in values if value is not None), None)
     kind = pa.int64()
     if isinstance(first, datetime):

@@ -5,8 +5,8 @@ collects Python columns and converts those of many writes at once. This requires
 `convert_small_updates` accepts a value by its exact Python type and range, and leaves all others to `to_updates`. It
 never raises an error.
 
-It duplicates `to_updates`, and stays for its speed: 50 writes of one update each take 2.6 ms of CPU time with it, and
-9.2 ms without.
+This module duplicates `to_updates`, and stays for its speed: 50 writes of one update each take 2.6 ms of CPU time with
+it, and 9.2 ms without.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,9 +32,9 @@ Column = list[Any]
 
 @dataclass(frozen=True, slots=True)
 class SmallUpdates:
-    """Updates in columns as in `CollectionSchema.arrow`; every value is certain to convert, and no diff is 0.
+    """A few updates as lists of values by column, which surely convert.
 
-    `bytes`: their approximate memory.
+    `bytes`: the updates' approximate memory.
     """
 
     columns: list[Column]
@@ -53,11 +53,12 @@ class SmallUpdates:
 
     @property
     def diff_abs_sum(self) -> int:
+        """The sum of the diffs' magnitudes."""
         return sum(map(abs, self.columns[-1]))
 
 
 def convert_small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
-    """Return data as columns, or None if it is not a short list of well-formed tuples of plain values."""
+    """Return a short list of plain tuples by column; None for others."""
     if type(data) is not list or not 0 < len(data) <= ROWS_MAX:
         return None
     kinds = schema.compute_once(_list_plain_types)
@@ -85,7 +86,7 @@ def convert_small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates |
 
 
 def convert_small_keys(keys: Sequence[Any], schema: CollectionSchema) -> pa.RecordBatch | None:
-    """Return a few plain keys as a batch of the key columns, or None if they may be invalid."""
+    """Return a few keys as a batch; None if perhaps invalid."""
     kinds = schema.compute_once(_list_plain_types)
     if kinds is None or not 0 < len(keys) <= ROWS_MAX:
         return None
@@ -105,7 +106,7 @@ def convert_small_keys(keys: Sequence[Any], schema: CollectionSchema) -> pa.Reco
 
 
 def gather_updates(batches: Sequence[SmallUpdates], schema: CollectionSchema) -> pa.Table:
-    """Return all updates of some batches as one table of `schema.arrow`, in order."""
+    """Return the updates of several batches as one table, in order."""
     columns = zip(*(batch.columns for batch in batches), strict=True)
     arrays = [
         make_plain_array([*chain.from_iterable(column)], field.type)
@@ -115,6 +116,7 @@ def gather_updates(batches: Sequence[SmallUpdates], schema: CollectionSchema) ->
 
 
 def _split_side(values: tuple[Any, ...], fields: int) -> list[Column]:
+    """Return the keys or values by column; raise ValueError if malformed."""
     if fields == 1:
         return [list(values)]
     if fields == 0:
@@ -143,7 +145,7 @@ def _are_plain(kinds: Sequence[tuple[type, bool]], columns: Sequence[Column]) ->
 
 
 def _list_plain_types(schema: CollectionSchema) -> tuple[tuple[type, bool], ...] | None:
-    """Return the Python type of each column and whether it may be NULL; None if there are columns of other types."""
+    """Return each column's Python type and nullability; None unless all are plain."""
     fields = (*schema.key.fields, *schema.value.fields)
     codecs = (schema.key.codec_name, schema.value.codec_name)
     if schema.json or codecs != (None, None) or not all(field.type in _KINDS for field in fields):
@@ -152,6 +154,7 @@ def _list_plain_types(schema: CollectionSchema) -> tuple[tuple[type, bool], ...]
 
 
 def _make_key_schema(schema: CollectionSchema) -> pa.Schema:
+    """Return the schema of the key columns."""
     return pa.schema([schema.arrow.field(name) for name in schema.key_names])
 
 

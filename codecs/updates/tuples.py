@@ -109,6 +109,7 @@ def iterate_tuples(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[
 
 
 def _transpose_side(values: list[Any], side: Side) -> list[list[Any]]:
+    """Return the keys or values of tuples by column; raise _Malformed otherwise."""
     if side.codec_name is None and _are_dicts(values, side):
         return _transpose_dicts(values, side)
     if len(side.fields) == 1:
@@ -124,7 +125,7 @@ def _transpose_side(values: list[Any], side: Side) -> list[list[Any]]:
 
 
 def _are_dicts(values: list[Any], side: Side) -> bool:
-    """Return whether values name their fields; a dict may also be the value of a single field."""
+    """Return whether keys or values are dicts by field name."""
     if not values or not side.fields or type(values[0]) in _PLAIN:
         return False
     if not isinstance(values[0], Mapping) and not is_dataclass_instance(values[0]):
@@ -134,7 +135,7 @@ def _are_dicts(values: list[Any], side: Side) -> bool:
 
 
 def _transpose_dicts(values: list[Any], side: Side) -> list[list[Any]]:
-    """Transpose dicts that have all fields."""
+    """Return the values of dicts by column; all fields must be there."""
     if not all(issubclass(kind, Mapping) for kind in {*map(type, values)}):
         if not all(isinstance(value, Mapping) or is_dataclass_instance(value) for value in values):
             raise _Malformed
@@ -145,6 +146,7 @@ def _transpose_dicts(values: list[Any], side: Side) -> list[list[Any]]:
 
 
 def _transpose(rows: Sequence[Any], width: int) -> list[list[Any]]:
+    """Return tuples of this width by column; raise _Malformed otherwise."""
     kinds = {*map(type, rows)}
     if kinds != _TUPLE and not all(issubclass(k, (tuple, list)) for k in kinds):
         raise _Malformed
@@ -155,6 +157,7 @@ def _transpose(rows: Sequence[Any], width: int) -> list[list[Any]]:
 
 
 def _convert_side(columns: list[list[Any]], side: Side, name: str) -> list[pa.Array]:
+    """Convert the columns of a key or value to Arrow."""
     if side.codec_name is not None:
         return [_encode_values(columns[0], side, name)]
     return [
@@ -164,7 +167,7 @@ def _convert_side(columns: list[list[Any]], side: Side, name: str) -> list[pa.Ar
 
 
 def _encode_values(values: list[Any], side: Side, name: str) -> pa.Array:
-    """Encode the values of a side by its codec."""
+    """Encode values by the codec of their side."""
     column = _get_codec(side, name).encode_all(values)
     if len(column) != len(values) or column.type != side.fields[0].type:
         raise CodecMismatch(
@@ -175,6 +178,7 @@ def _encode_values(values: list[Any], side: Side, name: str) -> pa.Array:
 
 
 def _get_codec(side: Side, name: str) -> Any:
+    """Return a side's codec; raise CodecMismatch if this process lacks it."""
     if side.codec is None:
         raise CodecMismatch(
             f"the {name} is stored through codec {side.codec_name!r} version {side.codec_version}, which is not known "
@@ -185,6 +189,7 @@ def _get_codec(side: Side, name: str) -> Any:
 
 
 def _convert_integers(values: Sequence[Any], name: str) -> pa.Array:
+    """Convert times or diffs to an array without NULL."""
     try:
         column = to_array(values, _INT64, name)
     except InvalidUpdate as error:
@@ -232,11 +237,12 @@ def _describe_shape_problem(row: Any, schema: CollectionSchema) -> str | None:
 
 
 def _make_example(schema: CollectionSchema) -> str:
+    """Return a tuple of this schema as text, for errors."""
     return f"({_describe_fields(schema.key)}, {_describe_fields(schema.value)})"
 
 
 def _describe_fields(side: Side) -> str:
-    """Describe the fields of a key or value in a tuple."""
+    """Return the names of a side's fields as a tuple's text."""
     if side.codec_name is not None:
         return f"a value of codec {side.codec_name!r}"
     if len(side.names) < 2:
@@ -258,10 +264,12 @@ def _check_readable(table: pa.Table, schema: CollectionSchema) -> None:
 
 
 def _iterate_pairs(batch: pa.RecordBatch, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
+    """Yield the rows of a batch as (key, value)."""
     return zip(_decode_side(batch, schema.key), _decode_side(batch, schema.value), strict=True)
 
 
 def _decode_side(batch: pa.RecordBatch, side: Side) -> Iterable[Any]:
+    """Return the Python keys or values of a batch."""
     if not side.fields:
         return repeat(None, batch.num_rows)
     if side.codec is not None:
@@ -304,7 +312,8 @@ def is_dataclass_instance(value: Any) -> bool:
 def is_record(value: Any, schema: CollectionSchema | None) -> bool:
     """Return whether a row names its columns: a dict, a dataclass, or a named tuple with columns of a collection.
 
-    Without a schema, any named tuple does. A named tuple `(record, time, diff)` whose record is a pair is an update.
+    Without a schema, any named tuple is one. But a named tuple `(record, time, diff)` whose record is a pair is an
+    update.
     """
     if type(value) is tuple:
         return False
@@ -333,7 +342,7 @@ def to_dict(record: Any) -> Mapping[Any, Any]:
 
 
 def describe_lacking_columns(names: Iterable[str], null: str = "None") -> str:
-    """Return the text of an error after its subject, a row that lacks columns.
+    """Return how an error about a row that lacks columns goes on.
 
     `null`: how the row's source writes NULL.
     """
@@ -343,7 +352,7 @@ def describe_lacking_columns(names: Iterable[str], null: str = "None") -> str:
 
 
 def find_misordered(values: Sequence[Any], places: tuple[str, ...]) -> Any:
-    """Return the first named tuple whose fields are in another order, or None. `""` among places matches any name."""
+    """Return the first named tuple whose fields differ from `places`, or None."""
     for kind in {*map(type, values)}:
         fields = getattr(kind, "_fields", ()) if issubclass(kind, tuple) else ()
         if fields and any(name in fields and fields.index(name) != at for at, name in enumerate(places)):

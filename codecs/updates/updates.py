@@ -122,7 +122,7 @@ def stream_updates(
 
 
 def _convert_moments(table: pa.Table, moments: Moments | None) -> pa.Table:
-    """Return the table with the moments of a timeline as times."""
+    """Convert the moments in the column of times to integers."""
     at = table.schema.get_field_index(TIME)
     if at < 0:
         return table
@@ -155,6 +155,7 @@ def check_declared(table: pa.Table, schema: CollectionSchema) -> None:
 
 
 def _check_iterable(data: Any) -> Iterable[Any]:
+    """Return updates that are iterable; raise InvalidUpdate for other data."""
     if isinstance(data, (list, tuple)) or (
         isinstance(data, Iterable) and not isinstance(data, (str, bytes, bytearray, Mapping))
     ):
@@ -167,6 +168,7 @@ def _check_iterable(data: Any) -> Iterable[Any]:
 
 
 def _check_times(column: pa.ChunkedArray) -> None:
+    """Raise InvalidUpdate for a time that is NULL or out of range."""
     ends = pc.min_max(_check_no_nulls(column, TIME)).as_py()
     if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] <= TIME_MAX:
         wrong = pc.or_(pc.less(column, 0), pc.greater(column, TIME_MAX))
@@ -175,6 +177,7 @@ def _check_times(column: pa.ChunkedArray) -> None:
 
 
 def _make_time_error(time: int, row: int) -> InvalidUpdate:
+    """Return the error for a time that is out of range."""
     return InvalidUpdate(
         f"update {row} has the time {time}: times are integers from 0 to {TIME_MAX} (2**63 - 2). Choose a unit and an "
         "origin that keep them there."
@@ -182,6 +185,7 @@ def _make_time_error(time: int, row: int) -> InvalidUpdate:
 
 
 def _check_no_nulls(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Return the column; raise InvalidUpdate if it has NULL."""
     if column.null_count:
         row = pc.index(pc.is_null(column), True).as_py()
         raise InvalidUpdate(f"update {row} has NULL in {name}: every update needs a time and a diff. Fill it in.")
@@ -226,12 +230,13 @@ def _conform_table(table: pa.Table, schema: CollectionSchema, defaults: dict[str
 
 
 def _check_default(name: str, value: Any, low: int, high: int) -> None:
+    """Raise InvalidUpdate unless a default is an integer in range."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high):
         raise InvalidUpdate(f"{value!r} for {name} of every update is not allowed: give an int from {low} to {high}")
 
 
 def _make_misfit_error(names_given: list[str], expected: list[str], schema: CollectionSchema) -> SchemaMismatch:
-    """Return the error for a table with missing, extra or repeated columns."""
+    """Return the error for a table with missing, unknown or repeated columns."""
     present, expected_names = frozenset(names_given), frozenset(expected)
     problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in expected if n not in present]
     missing = [n for n in expected if n not in present]
@@ -256,7 +261,7 @@ def _join_names(items: list[str], between: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The time and diff that plain rows lack.
+    """The time and diff to add to rows that have none.
 
     Attributes:
         time: of all rows, or the name of the column with the time of each. That column is kept if the collection has
@@ -298,9 +303,9 @@ def add_times(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
 
 
 def to_plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
-    """Return data for `to_updates` or `add_times`, and whether it is plain rows, without times.
+    """Return data for `to_updates` or `add_times`, and whether times are missing.
 
-    For a stream or an iterator, the first element decides, and is then put back. Empty data counts as rows.
+    For a stream or an iterator, the first element decides, and is then put back. Empty data counts as plain rows.
     """
     if type(data) is list and data and type(data[0]) is tuple:
         return data, len(data[0]) == 2
@@ -322,7 +327,7 @@ def to_plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
 
 
 def _add_times(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> pa.Table:
-    """Return a table of plain rows with the columns of times and diffs."""
+    """Return plain rows with columns of times and diffs."""
     for name, is_set in ((TIME, True), (DIFF, stamp.diff is not None)):
         if is_set and name in table.column_names:
             value = getattr(stamp, name[1:])
@@ -345,11 +350,12 @@ def _add_times(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> pa.Ta
 
 
 def _fill_column(table: pa.Table, value: int) -> pa.ChunkedArray:
+    """Return a column with one value in all rows."""
     return pa.chunked_array([np.full(table.num_rows, value, np.int64)])
 
 
 def set_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:
-    """Return a table with `_diff` as updates at one time."""
+    """Return rows with `_diff` as updates at one time."""
     times = pa.array(np.full(len(table), time, np.int64))
     columns = [*(table[name] for name in schema.names), times, table["_diff"]]
     return pa.Table.from_arrays(columns, schema=schema.arrow)

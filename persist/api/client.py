@@ -66,8 +66,8 @@ def open(
         reentrance_id: in mode "exclusive", names the one writer across its restarts: a client with the same id takes
             over at once. None means that only force takes over.
         force: in mode "exclusive", take over from the client that has the location. That client is fenced off.
-        seqno: in mode "read", see the location as it was after this record of the log, and nothing later, so that
-            reads of several collections belong together. As far back as the log is kept.
+        seqno: in mode "read", see the location as it was after this record of the log, and nothing later, so that reads
+            of several collections belong together. The log must still keep that record.
         settings: times and sizes; see `Settings`.
         clock: replaces the machine's clocks, for tests; see `docs/use/python.md`, "Moments".
         notify: a server (`Client.serve`) that announces new records, as its URL or a `Notify`, so that followers need
@@ -82,7 +82,7 @@ def open(
         InvalidUsage: the URL, an option or the mode is not known; the bucket or credentials are missing; or the server
             of commit_through has another location, or refuses to commit for this client.
         Locked: another client has the location exclusively.
-        Corruption: the newest checkpoint or a record after it cannot be believed.
+        Corruption: the newest checkpoint or a record after it is damaged.
     """
     settings, clock = Settings() if settings is None else settings, clock or SystemClock()
     options = OpenOptions(mode, reentrance_id, force, seqno, settings, clock)
@@ -169,7 +169,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
         begins with a dot.
 
         Dots in names make namespaces: `collections("sales.")` lists one. The list's `to_arrow()` has rows, bytes, since
-        and upper of each.
+        and upper of each collection.
         """
         self.engine.check_open("collections")
         if not isinstance(prefix, str):
@@ -189,16 +189,16 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
     def clone(self, source: str, target: str, *, as_of: int | Moment | None = None) -> Collection:
         """Create a collection with another one's contents, without copying data; return it.
 
-        From then on, each is changed, evolved, compacted and dropped by itself. Blobs that they share are deleted when
-        none of them needs them any more. The clone can be read from that time on, and written after it. It has the
-        schema, descriptions and retention of its source; holds, tags, published tables and unsealed updates stay with
-        that. The clone of a view is a plain collection.
+        From then on, source and clone are changed, evolved, compacted and dropped independently. Shared blobs are
+        deleted when neither needs them any more. The clone can be read from `as_of` on, and written after it. It has
+        the schema, descriptions and retention of its source, but not the holds, tags, published tables and unsealed
+        updates. The clone of a view is a plain collection.
 
-        Cost: one commit, whatever the size. Only parts that hold earlier and later times, too, are read, and their rows
-        up to the time stored anew. Memory: a slice of these.
+        Cost: one commit, whatever the size. Only parts that have both requested and other times are read, and their
+        requested rows are stored anew. Memory: a slice of these parts.
 
         Args:
-            source, target: names of collections; there is none called target.
+            source, target: names of collections; the target must not exist.
             as_of: a sealed time, a moment or a tag; None for the latest.
 
         Raises:
@@ -240,25 +240,25 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
     ) -> View:
         """Create or load a collection that a query keeps up to date.
 
-        It is created if there is none, with the query's plan as its definition. It is empty and unsealed until its
-        first `refresh()`, which computes the answer at each time of the inputs since the view begins. Idempotent. The
-        query is DuckDB's SQL over the collections of this location, views included; it is parsed by the package duckdb
-        (extra `sql`). `docs/use/views-sql.md` lists the supported SQL.
+        A new view stores the query's plan as its definition. It is empty and unsealed until its first `refresh()`,
+        which computes the answer at each time of the inputs since the view begins. Idempotent. The query is DuckDB's
+        SQL over the collections of this location, views included; the package duckdb (extra `sql`) parses it.
+        `docs/use/views-sql.md` lists the supported SQL.
 
         Args:
             sql: a SELECT.
-            key: columns of the answer that become the collection's key; None for what the query groups by, if that is
-                among its columns, or else all of them.
-            start: the time at which the view begins, or a moment; None for the earliest at which all of its inputs can
-                be read. "now" is the cheapest: the last time that all of them have sealed. It must not be before that.
-            indexes: "auto" makes those indexes of its inputs in which steps of the view would look records up, such as
-                the facts of a dimension that changes. They stay when the view is dropped. See `Collection.index`. A
-                view that is created keeps the counts and totals of its groups then, too, from which its steps go on.
-            memory_budget, spill_folder: of this handle, not of the view; see `view`.
+            key: columns of the answer that become the collection's key; None for the grouping columns of the query, if
+                these are among its columns, or else all of them.
+            start: the time or moment at which the view begins; None for the earliest time at which all of its inputs
+                can be read, before which it cannot begin. "now" costs least: the last time that all inputs have sealed.
+            indexes: "auto" creates the indexes of the inputs by which refreshes look records up, such as the facts of a
+                changed dimension. The indexes stay when the view is dropped; see `Collection.index`. A new view then
+                also stores the counts and totals of its groups, from which refreshes continue.
+            memory_budget, spill_folder: options of this handle, not of the view; see `view`.
 
         Warns:
-            persist.sql.UnboundedState: it joins two inputs that grow without a key; with how many pairs there are.
-            persist.sql.InputBehind: it sees nothing of an input as long as another one is not sealed further.
+            persist.sql.UnboundedState: it joins two growing inputs without a key; the text has the number of pairs.
+            persist.sql.InputBehind: updates of an input stay invisible until another input is sealed further.
 
         Raises:
             InvalidUsage: the text is not a supported query; a table is missing; an input cannot be read at its start;
@@ -295,18 +295,18 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
 
         Args:
             query: SQL that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
-            as_of: a time for all collections, or a dict of times by name, where "" means all others. None means
-                the latest sealed time of each.
+            as_of: a time for all collections, or a dict of times by name, where "" means all others. None means the
+                latest sealed time of each.
             files: let the query read files, URLs and frames, and COPY write files, with your rights: a table that is
                 not a collection is a variable of the caller. Without it, it reads collections alone, and DuckDB loads
                 no extension.
-            time: of the changes of a statement; None means the time of its commit.
+            time: the time of a statement's changes; None means the time of its commit.
 
         Raises:
             InvalidUsage: DuckDB is not installed, or refuses the query; or as_of is set for a statement, or time for a
                 query.
             AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
-            DuplicateKeys: a statement would give a key of a keyed collection several rows.
+            DuplicateKeys: a statement would write several rows for a key of a keyed collection.
         """
         self.engine.check_open("sql")
         _check_text("query", query)
@@ -321,7 +321,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
                 )
             return Outcome(run_statement(self, query, time, variables=variables))
         if time is not None:
-            raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
+            raise InvalidUsage("time= is the time of changes, and a query has none: give as_of= to read as of a time")
         return QueryResult(self.engine, query, as_of, variables=variables)
 
     def view(
@@ -399,7 +399,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
     def close(self) -> None:
         """Finish all writes, free threads and sockets; raise unread errors. Idempotent.
 
-        In a process that was forked off, it does nothing: all of that is the other process's.
+        In a forked process it does nothing, because the parent owns all of these.
         """
         if os.getpid() == self._pid:
             while self._ends:
@@ -434,7 +434,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
 
         Args:
             flight: `grpc://host:port`, or `grpc+tls://host:port`. Port 0, here and below, takes a free one.
-            postgres: `host:port`. psql, drivers and tools for reports query the location there; see `docs/use/sql.md`.
+            postgres: `host:port`. psql, drivers and reporting tools query the location there; see `docs/use/sql.md`.
             iceberg: `host:port` of an Iceberg REST catalog; see `docs/use/publish.md`. This client must write.
             token: clients send it; without one, everybody who reaches a port may read everything.
             write_token: lets its holders write; holders of the token only read then.
@@ -447,8 +447,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
             sql: serve Flight SQL, for tools with a driver for it (`docs/use/sql.md`). `persist.sql.QueryLimits` bounds
                 the memory, the seconds and the rows of one query, also for Postgres clients. Eight run at a time.
             iceberg_properties: sent to readers of Iceberg with each table, such as credentials of S3.
-            format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
-            slow_s: a client that does not read its answer for so long is disconnected.
+            format_version: the version of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
+            slow_s: a client that does not read its answer for so many seconds is disconnected.
 
         Raises:
             InvalidUsage: an address, token or certificate does not fit, or a port is taken; or commits is True in mode

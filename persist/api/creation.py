@@ -1,7 +1,7 @@
 """Collections by their names: found, created, written and listed.
 
-Every client has the directory of the names. The state of a collection is in objects of its own. So only the table of
-a list reads states, and only of the listed collections.
+Every client has the directory of the names. The state of a collection is in objects of its own. So only the table of a
+list reads states, and only of the listed collections.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,13 +44,13 @@ class CreatingCalls:
     ) -> None:
         """Register a Python function for queries and views of this process. Idempotent.
 
-        A view that calls it stores the name and the version, and never the code. So each process that refreshes such a
-        view calls this first; without, the refresh raises and changes nothing. Give a function that does something
-        else another version, and redefine the views that call it: they keep the version that they have.
-        `docs/use/views.md` shows one.
+        A view that calls the function stores its name and version, and never the code. So each process that refreshes
+        such a view must register the function first; otherwise the refresh raises and changes nothing. A changed
+        function needs another version; views keep their version until they are redefined. `docs/use/views.md` shows
+        one.
 
         Args:
-            name: as SQL writes it, in any case; no function of DuckDB.
+            name: the name in SQL, in any case; DuckDB must not have a function of that name.
             function: takes a `pa.Array` for each argument, all of one length and with their NULLs, and returns one of
                 that length. Each value depends on the arguments of its row alone: views compute only what has changed.
             arguments: the type of each argument, as `create_or_load` takes types of columns.
@@ -58,7 +58,7 @@ class CreatingCalls:
             version: a text or a whole number. Later queries call the newest version.
 
         Raises:
-            InvalidUsage: the name, the function or a type is not one; or SQL has a function of that name.
+            InvalidUsage: the name, the function or a type is not valid, or SQL has a function of that name.
         """
         add_function(name, function, arguments, returns, version)
 
@@ -78,18 +78,18 @@ class CreatingCalls:
         Args:
             name: 1 to 255 characters, no '/', '..' or control characters, and no dot at the beginning.
             key, value: a dict of names to Arrow types, a `pa.Schema`, a `Codec`, or None for no columns at all.
-            like: in place of value, what has the columns and their types: a frame, a table, a schema, a dict of
-                columns, or a list of dicts. Then key is the list of the key columns, [] for none.
+            like: in place of value, an object with all columns and types: a frame, a table, a schema, a dict of
+                columns, or a list of dicts. Then key lists the key columns, [] for none.
             timeline: the unit of times: "s", "ms", "us" or "ns" since 1970-01-01T00:00Z. Then moments can be used as
                 times. None if times are numbers of another meaning.
-            retention: as for `Collection.retain`, for a collection that is made. One that is there keeps its own, which
-                must not be another.
+            retention: as for `Collection.retain`, for a new collection. If an existing collection has another one, that
+                is an error.
             keyed: makes it a keyed collection, which takes events by key (`Collection.upsert`) and no plain updates;
                 see `Keyed`.
 
         Raises:
-            SchemaMismatch, CodecMismatch: it exists with another schema, or keyed otherwise; the message shows the
-                difference. Or the declaration does not fit the schema.
+            SchemaMismatch, CodecMismatch: the collection exists with another schema or declaration, and the message
+                shows the difference; or `keyed` does not fit the schema.
         """
         self.engine.check_open("create_or_load")
         check_free_name(name)
@@ -126,12 +126,12 @@ class CreatingCalls:
 
         With a key, rows replace the rows of their keys, so a repeated call changes nothing. One commit creates the
         collection and writes the rows, which this call waits for: if that fails, nothing is created. If two clients
-        create it at once, one does, and the rows of the other are written to what that one created.
+        create it at once, one succeeds, and the other one writes its rows to that collection.
 
         Args:
             rows: as for `Collection.write`. To create a collection, they must have names and types: a frame, a table,
-                dicts. A column that holds nothing but NULL becomes one of strings. No row deletes: None in a tuple is
-                NULL, and a column `_deleted` is refused. A collection that has one is only appended to, or overwritten.
+                dicts. A column with only NULLs gets strings as its type. No row deletes: None in a tuple is NULL, and a
+                column `_deleted` is refused. A collection with such a column can only be appended to, or overwritten.
             key: the list of the key columns, [] for none. Creating needs it; otherwise it must agree, if it is set.
             mode: "upsert" replaces the rows of the same keys (`Collection.upsert`), and needs them in memory. "append"
                 adds rows (`Collection.write`). "overwrite" replaces all rows (`Collection.overwrite`). "update" changes
@@ -228,8 +228,8 @@ class Collections(list[str]):
 
         `rows` is the sum of the diffs of all updates, sealed or not: the number of records, if no record is retracted
         too often. It is NULL for collections with tombstones or unresolved events, where only a read could count.
-        `bytes` is what its parts take, history, keyframes and pending events. `since` and `upper` are
-        NULL where the frontier is empty.
+        `bytes` is the size of its parts, for history, keyframes and pending events. `since` and `upper` are NULL where
+        the frontier is empty.
 
         Cost: a GET for each collection that this client has not used yet.
         """
@@ -260,10 +260,11 @@ class Collections(list[str]):
         return render_html_rows(head, [*rows, *((line, "", "", "") for line in self._format_omitted())])
 
     def _format_omitted(self) -> list[str]:
+        """Return a line with the number of names that are not shown, if there are any."""
         return [f"… and {len(self) - SHOWN_MAX:,} more"] if len(self) > SHOWN_MAX else []
 
     def _list_rows(self) -> list[tuple[str, str, str, str]]:
-        """Return the head of a table and a row for each collection: name, rows, what is sealed, comment."""
+        """Return the heading and a row for each shown collection, from the known state."""
         entries, ids = self._engine.follower.state.entries, self._engine.follower.state.ids
         rows = [("name", "rows", "sealed before", "comment")]
         for name in self[:SHOWN_MAX]:

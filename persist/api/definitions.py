@@ -63,9 +63,9 @@ class DefinitionResult:
 
     Attributes:
         statement: its first words, such as "CREATE TABLE".
-        collection: that it is about.
-        rows: how many rows a new collection has from it.
-        seqno: of the state in which it is done.
+        collection: the name of the collection.
+        rows: the number of rows that the statement wrote to a new collection.
+        seqno: a state of the location that has the effect.
     """
 
     statement: str
@@ -85,7 +85,7 @@ def run_statement(
     if kind == "change":
         return asdict(execute(client.engine, sql, time, variables=variables))
     if time is not None:
-        raise InvalidUsage("time= is of UPDATE, DELETE, INSERT and MERGE: leave it out")
+        raise InvalidUsage("time= is only for UPDATE, DELETE, INSERT and MERGE: leave it out")
     if kind == "definition":
         return asdict(define_collection(client, sql, variables=variables))
     file, rows = copy_rows(client.engine, sql, variables)
@@ -106,13 +106,13 @@ def define_collection(
 
     Args:
         variables: the values of the statement's parameters, by name.
-        limits: of time and memory, for the refresh as well.
-        running: is called first, with a function by which another thread can end the work.
+        limits: the limits of time and memory, also for the refresh.
+        running: called first, with a function that another thread may call to end the work.
 
     Raises:
-        InvalidUsage: DuckDB refuses it, or a collection has nothing of that kind.
-        CollectionNotFound, CollectionExists: it needs a collection that is not there, or the name is taken.
-        For each kind: what the call raises.
+        InvalidUsage: DuckDB refuses the statement, or collections do not support it.
+        CollectionNotFound, CollectionExists: the statement needs a missing collection, or the name is taken.
+        Other errors: as the call of the same meaning.
     """
     client.engine.writer("sql")
     statement = Definition.parse(sql)

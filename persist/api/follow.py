@@ -5,12 +5,12 @@ history that the consumer still needs while it is down. The first `ack` makes th
 then a restarted consumer begins with the contents, perhaps of a later time. Each `ack` moves it by compare-and-set: if
 two consumers have one name, the second one gets `HoldMoved`, and its work does not count.
 
-A lease of its own protects its reads (`persist.engine.hold.holds`). The next consumer of the name ends that lease, in
-whatever client it is. So a restarted process frees the claims of the killed one. A replaced consumer gets
+The consumer's own lease protects its reads (`persist.engine.hold.holds`). The next consumer of the name ends that
+lease, in whatever client it is. So a restarted process frees the claims of the killed one. A replaced consumer gets
 `LeaseExpired` when it polls.
 
-Results are exactly once if the commit that moves the hold also writes them, by `MultiWrite.ack`. If they go elsewhere,
-updates come again that were consumed but not acknowledged.
+Results are exactly once if the commit that moves the hold also writes them, by `MultiWrite.ack`. If the results go
+elsewhere, updates that were consumed but not acknowledged come again after a crash.
 """
 
 from collections.abc import Callable

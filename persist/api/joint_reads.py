@@ -1,7 +1,7 @@
 """Several collections of one client at one point of the log: their contents, and what follows; and the log itself.
 
-Each takes one look at the log and one record with all claims, however many collections there are. One read after the
-other would take both for each of them.
+Each joint read takes one look at the log and one record with all claims, however many collections there are. Single
+reads would take a look and a record for each collection.
 """
 
 from collections.abc import Mapping
@@ -33,12 +33,12 @@ class ReadingTogether:
         """Return the contents of several collections at one point of the log.
 
         Args:
-            collections: of this client, or their names; each with a time, or a moment. None is the latest sealed
-                time of each, in one state of the location: what one commit sealed in all is in all or in none.
+            collections: collections of this client, or names; each with a time or moment. None is the latest sealed
+                time of each, in one state of the location: a commit that sealed several of them is in all or in none.
             timeout_s: how long to wait for times to be sealed; None waits without limit.
 
         Returns:
-            dict: by the keys of collections. Close each snapshot, or drop all references to it.
+            dict: the snapshots, by the keys of collections. Close each snapshot, or drop all references to it.
 
         Cost: one look at the log, one commit for all claims, and the contents of collections that were not loaded yet,
         several at a time.
@@ -84,8 +84,8 @@ class ReadingTogether:
         are; then one refresh for all.
 
         Args:
-            collections: of this client, each with the time after which its changes are returned. None means all
-                changes, or with contents the latest sealed time.
+            collections: collections of this client, each with the time after which its changes are returned. None means
+                all changes, or with contents the latest sealed time.
             contents: begin with the contents of all of them as of their times, taken at one point of the log.
             timeout_s: with contents, how long to wait for the times to be sealed; None waits without limit.
 

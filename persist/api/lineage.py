@@ -12,8 +12,8 @@ and failed writes have no events.
 The run's id comes from the location, the seqno and the job, so an event that is sent twice is the same event. The
 version of a dataset is its upper: all that it holds before that time is complete and never changes.
 
-One thread reads and sends. It keeps seqnos alone while it is behind, `BEHIND_MAX` at most; what is beyond them is
-counted and left out, because lineage must not hold a write back. Closing waits `CLOSE_S` for what is left.
+One thread reads records and sends events. While it is behind, it queues seqnos, at most `BEHIND_MAX`. Further records
+are only counted, because lineage must not delay a write. Closing waits `CLOSE_S` for what is left.
 
 The form of events: the OpenLineage specification, version 2 (openlineage.io/docs/spec).
 """
@@ -56,7 +56,7 @@ def has_target() -> bool:
 
 
 def start_lineage(engine: Engine) -> "Lineage | None":
-    """Send lineage events of a client's commits; None, with a warning, without the package."""
+    """Start to send lineage events of a client's commits; return None, with a warning, without the package."""
     try:
         from openlineage.client import OpenLineageClient
     except ImportError:
@@ -76,8 +76,9 @@ class Lineage:
     """Sends the events of one client; close it.
 
     Args:
-        follower, blob: the client's copy of the state, and its store. The engine is not held: it may be forgotten.
-        url: of the location: the namespace of its datasets and jobs.
+        follower, blob: the client's copy of the state, and its store. The engine is not referenced, so that it can be
+            freed.
+        url: the URL of the location, which is the namespace of its datasets and jobs.
         sender: an `OpenLineageClient`, or whatever has its `emit` and `close`.
     """
 
@@ -97,7 +98,7 @@ class Lineage:
         return dict(self._counts)
 
     def committed(self, future: "Future[int]") -> None:
-        """Send events of a commit's record once it is durable."""
+        """Send the events of a record once its commit is durable."""
         future.add_done_callback(self._emit_commit)
 
     def request_stop(self) -> None:
@@ -112,6 +113,7 @@ class Lineage:
         self._sender.close(CLOSE_S)
 
     def _emit_commit(self, future: "Future[int]") -> None:
+        """Queue the seqno of a successful commit for the sending thread."""
         # Not future.exception(): that marks the error as seen, and close() raises unseen errors only.
         if Future.exception(future, 0) is not None:
             return
@@ -121,6 +123,7 @@ class Lineage:
             self._counts["left_out"] += 1
 
     def _run(self) -> None:
+        """Send the events of queued commits until `close`."""
         while (seqno := self._left.get()) is not None:
             if seqno <= self._last:  # Many operations can be one record, and futures are resolved in order.
                 continue
@@ -147,13 +150,14 @@ class Lineage:
                 yield self._make_run_event(record, contents, mutations)
 
     def _load_contents(self, id_: str) -> CollectionState | None:
+        """Return the known state of a collection; None if it was dropped."""
         try:
             return self._follower.require(id_, id_)
         except CollectionNotFound:
             return None
 
     def _make_run_event(self, record: Record, contents: CollectionState, mutations: Sequence[Any]) -> Any:
-        """Return the event of a record's job that wrote a collection."""
+        """Return the event for one collection that a record wrote."""
         from openlineage.client import event_v2 as events
         from openlineage.client import facet_v2 as facets
 

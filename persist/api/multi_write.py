@@ -23,8 +23,8 @@ from persist.engine.read.results.snapshot import build_filter
 class MultiWrite:
     """Collects steps in a `with` block and commits them when it ends: all of them, or none (rule 6).
 
-    Nothing happens if the block raises. If it does not, leaving it waits until the commit is durable and raises its
-    error if it was rejected. Memory: everything written in the block.
+    Nothing happens if the block raises. Otherwise, its end waits until the commit is durable, and raises the error of a
+    rejected commit. Memory: everything written in the block.
     """
 
     def __init__(self, commit: Commit) -> None:
@@ -60,11 +60,11 @@ class MultiWrite:
     def upsert(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
         """Add values for keys to the commit, as `Collection.upsert`.
 
-        If the collection is not keyed, its upserts come before all else that the block does with it. They are computed
-        from the contents when the block ends, and again if others come first.
+        If the collection is not keyed, upserts must come before the block's other steps on it. Their effect is computed
+        from the contents when the block ends, and again if other clients commit first.
 
         Raises:
-            InvalidUsage: a keyed collection has a machine with other events, for `transition`; and as above.
+            InvalidUsage: the machine of the keyed collection has other events: use `transition`; or the order is wrong.
             DuplicateKeys: a collection is not keyed, and the rows of one call repeat a key.
             UpdateNotBeyondUpper: the block has sealed the time of an event.
         """
@@ -81,8 +81,8 @@ class MultiWrite:
     ) -> None:
         """Add changes of some columns by key, as `Collection.update`.
 
-        If the collection is not keyed, updates and upserts come before all else that the block does with it. If it is,
-        they are events among its others, and the block seals their times.
+        If the collection is not keyed, updates and upserts must come before the block's other steps on it. If it is
+        keyed, they are events among the other events, and the block seals their times.
 
         Raises: as `Collection.update`; some errors come when the block ends.
         """
@@ -92,7 +92,7 @@ class MultiWrite:
         """Add events for a keyed collection's machine, as `Collection.transition`.
 
         Raises:
-            NotKeyed: the collection is none.
+            NotKeyed: the collection is not keyed.
             UpdateNotBeyondUpper: the block has sealed the time of an event.
         """
         commit = self._commit
@@ -112,9 +112,9 @@ class MultiWrite:
     ) -> None:
         """Add a replacement of the contents. It must be the collection's first step.
 
-        Without a time, it is computed from the contents when the block ends, and again if others come first. The same
-        holds for a keyed collection with a time. With a time, the overwrite of a plain collection is the difference to
-        the contents now: the commit is rejected with `UpperMismatch` if others come first.
+        Without a time, or for a keyed collection, the difference is computed from the contents when the block ends, and
+        again if other clients commit first. For a plain collection with a time it is computed now, and the commit is
+        rejected with `UpperMismatch` if others commit first.
         """
         filter = build_filter(collection.schema, where)
         self._commit.overwrite(collection.handle, rows, time=time, where=filter, multiset=multiset)
@@ -167,8 +167,8 @@ class MultiWrite:
     def expect_upper(self, collection: Collection, upper: int | Moment | Antichain, *, alone: bool = False) -> None:
         """Reject the commit with `UpperMismatch` if the collection has another upper.
 
-        This is the fence between two processes that do the same work. Each computes the next step of a target, and
-        commits it expecting the upper from which it began. One of them commits. The other commit does nothing at all,
+        This is the fence between two processes that do the same work. Each process computes the next updates of a
+        target, and commits them expecting the upper from which it began. One commit succeeds. The other does nothing,
         and its process continues from the upper in the error. The target's upper is the only offset that has to be
         stored. With `ack`, the hold of a consumer is the same fence.
 

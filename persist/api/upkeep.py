@@ -18,7 +18,7 @@ class UpkeepCalls:
         """Delete unused blobs. Safe while other clients read, write and collect.
 
         Args:
-            dry_run: change nothing, and return what would be deleted, as far as that is known without a write.
+            dry_run: delete nothing, and return an estimate of what would be deleted.
 
         Raises:
             Unavailable: the store did not answer; what was not deleted stays for the next time.
@@ -52,7 +52,7 @@ class UpkeepCalls:
         know the new number stop with IncompatibleVersion. Cost: one commit, or nothing if it has that number.
 
         Args:
-            dry_run: change nothing, and return what would be.
+            dry_run: change nothing, and return the effects that the call would have.
 
         Raises Locked: another client has the location exclusively.
         """

@@ -23,7 +23,7 @@ WRITES = frozenset(
 class View(Collection):
     """A collection that a query keeps up to date; see `Client.create_view`.
 
-    Its upper follows the least of its inputs'. It is read like every other collection. Only a refresh writes it.
+    Only `refresh` writes it, up to the least upper of its inputs. It is read like every other collection.
 
     Attributes:
         live: its plan and state, for the rest of the package.
@@ -61,31 +61,32 @@ class View(Collection):
     ) -> Antichain:
         """Refresh the view and the views it reads to their inputs' upper; return it.
 
-        All that is new is one commit. A refresh reads the changes of the inputs, and their rows for the keys of these
-        changes. This handle caches the rows, up to its memory budget, so later refreshes read less. `explain_refresh`
-        shows the reads. Safe to call from several processes.
+        One commit writes all new answers. A refresh reads the changes of the inputs, and their rows for the keys of
+        these changes. This handle caches the rows, up to its memory budget, so later refreshes read less.
+        `explain_refresh` shows the reads. Safe to call from several processes.
 
         Args:
-            policy: "incremental" refuses to read all of an input, whatever that would save later.
-            timeout_s: after how many seconds to give up, and memory_limit: at how many bytes that this process takes
-                more than before. Both are looked at between operators, so one operator may go beyond them.
+            policy: "incremental" refuses to read all of an input; "auto" allows it.
+            timeout_s: raise LimitReached after so many seconds.
+            memory_limit: the same when this process takes so many bytes more than before. Both limits are tested
+                between operators, so one operator may exceed them.
 
         If the query fails on a row, such as by an overflow, the view stays at its last time. Once the row is retracted,
         it continues at the latest time. The times at which the query fails cannot be read.
 
-        The first refresh computes the answers at all times since the view begins, some at a time. After an
-        interruption, the next refresh continues behind the last sealed time. Ctrl-C and limits leave the view at its
+        The first refresh computes the answers at all times since the view begins, in several commits. After an
+        interruption, the next refresh continues after the last sealed time. Ctrl-C and limits leave the view at its
         last time, and free the memory of the handle.
 
         Warns:
-            persist.sql.InputBehind: the view has no answer, or sees nothing of an input, because another input is not
-                sealed further, with by how much.
+            persist.sql.InputBehind: the view has no answer, or lacks updates of an input, because another input is not
+                sealed as far; the text shows how far.
 
         Raises:
             LimitReached: it reached a limit. The view stays at its last time.
             WouldRecompute: the policy is "incremental", and an operator, which is named, needs all of an input.
             OperatorFailed: the query fails on a row, which is named, at the latest time.
-            NotConverging: a recursion of the query does not end, at the latest time.
+            NotConverging: a recursion of the query does not end at the latest time.
             CollectionNotFound: the view was dropped.
             SourceLost, OutputConflict: an input cannot be read any more, or another writer wrote the view.
         """
@@ -97,8 +98,8 @@ class View(Collection):
     def open_state(self) -> Antichain:
         """Refresh the view and keep state in memory for later refreshes; return its upper.
 
-        All of the inputs is read, as of the last time that the view has sealed. `close()` frees the state. It raises
-        the errors of `refresh`.
+        All inputs are read, as of the last time that the view has sealed. `close()` frees the state. Raises the errors
+        of `refresh`.
         """
         with self.handle.engine.follower.looks.share_look():
             with self._adopt_new_definition():
@@ -116,18 +117,18 @@ class View(Collection):
     def redefine(self, sql: str | None = None, *, start: "Start" = None) -> None:
         """Give the view another query from its upper on; see `docs/use/views.md`.
 
-        It is refreshed first, by its old query, with the views that depend on it. The commit that follows writes the
+        The view and the views that depend on it are first refreshed by the old query. The next commit writes the
         definition and no rows. The next refresh beyond that time computes the answer of the new query, and commits the
         difference at that time. The same commit changes the views that depend on it. Sealed times stay as they are.
         Followers of the view see the switch as changes.
 
-        The key stays. Other columns come and go as by `evolve`. A query that means the same changes nothing.
+        The key stays. Other columns are added and dropped as by `evolve`. An equivalent query changes nothing.
 
         Args:
             sql: None for its present query.
-            start: begin the view at another time, earlier or later, as with `create_view`. A new collection takes its
-                name, and the next refresh computes its history. The old history, the tags and the positions of
-                consumers are gone. No view may read it.
+            start: begin the view at another time, earlier or later, as with `create_view`. A new collection gets the
+                name, and the next refresh computes its history. The old history, tags and positions of consumers are
+                deleted. No other view may read this one.
 
         Raises:
             InvalidUsage: the text is not a query; its key has other types; a view reads a column that it lacks; or an

@@ -1,7 +1,7 @@
 """Connections to other systems: sources, sinks, messages of change data capture, and Spark.
 
 `__init__.pyi` lists the types of `persist.ingest` and `persist.egress`, with which users write their own sources and
-sinks. Each is loaded at its first use.
+sinks. Each type is loaded at its first use.
 """
 
 import lazy_loader

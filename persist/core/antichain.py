@@ -27,7 +27,7 @@ END = TIME_MAX + 1
 
 
 def to_time_integer(what: str, value: Any, *, most: int = TIME_MAX) -> int:
-    """Return a time as a Python integer, from any kind of integer."""
+    """Return a time as a Python integer; `what` names it in errors."""
     try:
         time = operator.index(value)
     except TypeError:
@@ -38,7 +38,7 @@ def to_time_integer(what: str, value: Any, *, most: int = TIME_MAX) -> int:
 
 
 def to_coordinates(what: str, time: Any, dimensions: int | None = None) -> Coordinates:
-    """Return a time as the tuple of its coordinates."""
+    """Return a time as its tuple of coordinates; `what`: for errors."""
     point = tuple(time) if isinstance(time, tuple | list) else (time,)
     if not point or (dimensions is not None and len(point) != dimensions):
         allowed = "an integer" if dimensions == 1 else f"a tuple of {dimensions or 'some'} integers"
@@ -47,7 +47,7 @@ def to_coordinates(what: str, time: Any, dimensions: int | None = None) -> Coord
 
 
 def to_user_time(point: Coordinates) -> Time:
-    """Return coordinates in the form of users: a plain integer in one dimension."""
+    """Return coordinates as users see them: an integer in one dimension."""
     return point[0] if len(point) == 1 else point
 
 
@@ -81,7 +81,7 @@ class Antichain:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no time is beyond this frontier: complete, for ever."""
+        """Whether no time is beyond this frontier: no update can follow."""
         return not self.elements
 
     @property
@@ -102,7 +102,7 @@ class Antichain:
         return any(_is_before(element, point) for element in _to_points(self.elements))
 
     def meet(self, other: "Antichain | Time") -> "Antichain":
-        """Return the greatest frontier not after either: times beyond one of them are beyond it."""
+        """Return the greatest frontier at or before both frontiers."""
         frontier = other if isinstance(other, Antichain) else Antichain(other)
         elements = *self.elements, *frontier.elements
         if len(elements) == 2 and type(elements[0]) is type(elements[1]) is int:
@@ -110,7 +110,7 @@ class Antichain:
         return Antichain(*elements)
 
     def join(self, other: "Antichain | Time") -> "Antichain":
-        """Return the least frontier not before either: times beyond it are beyond both."""
+        """Return the least frontier at or after both frontiers."""
         other_points = _to_points((other if isinstance(other, Antichain) else Antichain(other)).elements)
         return Antichain(
             *(
@@ -153,7 +153,7 @@ class Antichain:
 
 
 def to_antichain(frontier: int) -> Antichain:
-    """Return the frontier of a collection as users get it."""
+    """Return an integer frontier as an `Antichain`; empty for `END`."""
     return Antichain() if frontier == END else Antichain(frontier)
 
 
@@ -185,9 +185,9 @@ def encode_frontier(frontier: int) -> Frontier:
 
 
 def _get_reach(other: Any) -> Any:
-    """Return a comparable measure of a frontier's or time's progress; None for other values.
+    """Return a frontier or time as a comparable value; None otherwise.
 
-    It is a number in one dimension, infinity for the empty frontier, and the points of a frontier of several.
+    The value is a number in one dimension, infinity for the empty frontier, and a tuple of points in several ones.
     """
     if isinstance(other, tuple):
         other = Antichain(other)
@@ -204,7 +204,7 @@ def _get_reach(other: Any) -> Any:
 
 
 def _is_at_or_before(one: Any, other: Any) -> bool:
-    """Return whether one measure of progress is at or before another."""
+    """Return whether one value of `_get_reach` is at or before another."""
     if type(one) is not tuple and type(other) is not tuple:
         return bool(one <= other)
     left_points, right_points = (
@@ -219,11 +219,12 @@ def _to_points(elements: tuple[Any, ...]) -> tuple[Coordinates, ...]:
 
 
 def _is_before(one: Coordinates, other: Coordinates) -> bool:
+    """Return whether each coordinate is less than or equal to the other's."""
     return _compute_least_upper_bound(one, other) == other
 
 
 def _compute_least_upper_bound(one: Coordinates, other: Coordinates) -> Coordinates:
     """Return the least time at or after both times."""
     if len(one) != len(other):
-        raise InvalidUsage(f"times {one} and {other} have different numbers of dimensions, so they do not compare")
+        raise InvalidUsage(f"times {one} and {other} have different numbers of dimensions, so they cannot be compared")
     return tuple(map(max, one, other))

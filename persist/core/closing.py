@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Closes(ABC):
-    """Something that is its own context manager."""
+    """The base class of objects that a `with` block closes."""
 
     @abstractmethod
     def close(self) -> None:

@@ -83,6 +83,8 @@ def register_metrics(
 
 
 class Reading(NamedTuple):
+    """The value of one counter or gauge, with its unit and attributes."""
+
     name: str
     value: float
     is_counter: bool
@@ -91,7 +93,7 @@ class Reading(NamedTuple):
 
 
 class _Exporter:
-    """The metrics of this process, and the clients that they read."""
+    """The metrics that this process exports, and the clients that have them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,7 +105,7 @@ class _Exporter:
     def add_client(
         self, api: Any, metrics: Callable[[], Metrics], attributes: Mapping[str, str], shape: Hashable
     ) -> Callable[[], None]:
-        """Register a client, and create the metrics that its readings need."""
+        """Register a client, and return the function that removes it."""
         first = () if shape in self._shapes else [*iterate_readings(metrics())]
         with self._lock:
             number = next(self._numbers)
@@ -131,10 +133,12 @@ class _Exporter:
         return call
 
     def _remove(self, number: int) -> None:
+        """Forget a client by its number."""
         # Without the lock: it may run inside of it, when the garbage collector finds a client there.
         self._sources.pop(number, None)
 
     def _observe(self, observation: Callable[..., Any], name: str, options: object) -> Iterable[Any]:
+        """Yield the observations of one metric by all clients."""
         with self._lock:
             sources = [*self._sources.values()]
         for metrics, attributes in sources:
@@ -186,4 +190,5 @@ def _iterate_lines(metrics: Metrics) -> Iterator[str]:
 
 
 def _format_numbers(numbers: Mapping[str, float]) -> str:
+    """Return numbers by name as text."""
     return ", ".join(f"{name} {value:,}" for name, value in numbers.items())

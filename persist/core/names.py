@@ -63,9 +63,8 @@ def check_free_name(name: str) -> str:
     check_name(name)
     if name.startswith(OWN_PREFIX):
         raise InvalidUsage(
-            f"collection name {name!r:.80} is not allowed: names that begin with {OWN_PREFIX!r} are those of what the "
-            "library keeps for itself, such as the state of a dataflow, and are not listed. Leave the dot out, or put "
-            "it between words."
+            f"collection name {name!r:.80} is not allowed: names that begin with {OWN_PREFIX!r} are reserved for the "
+            "library's own collections, such as the state of a dataflow. Leave the dot out, or put it between words."
         )
     return name
 
@@ -111,7 +110,7 @@ def is_storable_text(value: object) -> bool:
 
 
 def make_view_hold_name(view: str) -> str:
-    """Return the name of a view's holds, from its id, because its name may change."""
+    """Return the name of a view's holds, from the view's constant id."""
     return f"{VIEW_HOLD}{view}"
 
 
@@ -126,17 +125,17 @@ def make_published_hold_name(table: str) -> str:
 
 
 def make_index_name(collection: str, columns: Iterable[int]) -> str:
-    """Return the name of the index of a collection by some columns, which their ids identify."""
+    """Return the name of a collection's index by columns with these ids."""
     return f"{INDEX_PREFIX}{collection}.{'-'.join(map(str, columns))}"
 
 
 def make_groups_prefix(view: str) -> str:
-    """Return the prefix of the views with the groups of a view, from its id; a number follows."""
+    """Return the name prefix of the hidden views with a view's groups."""
     return f"{GROUPS_PREFIX}{view}."
 
 
 def find_owner(name: str) -> str | None:
-    """Return the id of the owner of an arrangement, from its name; None for other names."""
+    """Return the id of an arrangement's owner from its name; None otherwise."""
     return name.split(".")[2] if name.startswith(ARRANGEMENT_PREFIXES) else None
 
 
@@ -163,7 +162,7 @@ def _check_pattern(what: str, name: str) -> str:
 
 
 def _find_name_fault(name: object) -> str | None:
-    """Return why a name is not allowed; None if it is."""
+    """Return the reason why a name is not allowed; None if allowed."""
     if not isinstance(name, str):
         return f"it is a {type(name).__name__}"
     if not name:
@@ -182,7 +181,7 @@ def _find_name_fault(name: object) -> str | None:
 
 
 def check_holder(holder: str) -> None:
-    """Raise ValueError unless a text may be the name of a client in messages."""
+    """Raise ValueError unless a text may name a client in messages."""
     if not 0 < len(holder) <= HOLDER_CHARS_MAX or not holder.isprintable():
         raise ValueError(
             f"{holder[:200]!r} cannot be the name of a client: it must be 1 to {HOLDER_CHARS_MAX} printable "

@@ -4,7 +4,7 @@
 
 - a span `persist.<what>` of the tracer `persist`, if this process has loaded OpenTelemetry's tracing. This package
   never loads it; programs that export spans do. Work that runs in one call is the parent of spans below it. A
-      stream is not, because its reader may leave and re-enter it, and the current span then belongs to the reader.
+  stream is not, because its reader may leave and re-enter it, and the current span then belongs to the reader.
 - a line in the log, at level INFO when it ends, and at level DEBUG for reads and commits;
 - the amount done so far, to the watcher that `use_watcher` has set for its block, in this thread or asyncio task.
 
@@ -64,7 +64,7 @@ def use_watcher(watcher: Watcher | None) -> Iterator[None]:
 
 @dataclass(slots=True)
 class LimitedWork:
-    """Work with limits of time and of process memory, and the limits of the work around it."""
+    """Work with limits of time and memory, within those of enclosing work."""
 
     timeout_s: float | None
     memory: int | None
@@ -112,7 +112,7 @@ def limit_work(timeout_s: float | None, memory_limit: int | None) -> Iterator[Li
 
 
 def check_limits() -> None:
-    """Raise an error if the calling work has reached a limit or was cancelled; see `LimitedWork.check_limit`."""
+    """Raise an error if the enclosing `limit_work` was cancelled or exceeded."""
     work = _work.get()
     if work is not None:
         work.check_limit()
@@ -139,7 +139,7 @@ def report_work(
     Args:
         what, name: such as "compact" and the name of a collection.
         total: the total amount; None if unknown.
-        unit: of what.
+        unit: what the amounts count, such as "rows".
         streams: the block is left and entered again, as in the body of a generator.
     """
     watcher, api = _watcher.get(), _get_tracing()
@@ -215,7 +215,7 @@ def _log_end(
 
 @contextmanager
 def _open_span(api: Any, what: str, attributes: Mapping[str, str], streams: bool) -> Iterator[Any]:
-    """Open a span of OpenTelemetry around a work."""
+    """Open a span of OpenTelemetry around a piece of work."""
     if api is None:
         yield None
         return
@@ -232,11 +232,13 @@ def _open_span(api: Any, what: str, attributes: Mapping[str, str], streams: bool
 
 
 def _record_error(api: Any, span: Any, error: BaseException) -> None:
+    """Mark a span as failed by an error."""
     span.record_exception(error)
     span.set_status(api.Status(api.StatusCode.ERROR, str(error)[:1000]))
 
 
 def _get_tracing() -> Any:
+    """Return OpenTelemetry's module of traces if the process uses it."""
     return sys.modules.get("opentelemetry.trace")
 
 
@@ -270,8 +272,7 @@ class Work:
 def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
     """Show the progress of long calls in this block: reads, compactions, checks, imports, exports, refreshes.
 
-    Args:
-        tell: called with each `Work` as it proceeds, instead of drawing bars; by the thread that does the work.
+    `tell`: called with each `Work` as it proceeds, instead of drawing bars; by the thread that does the work.
 
     Work of other threads is not shown, unless they run in a copy of this context (`contextvars.copy_context`).
     """
@@ -298,7 +299,7 @@ class _Notifier:
         self._known: dict[Done, Work] = {}
 
     def begin_work(self, what: str, total: int | None, unit: str) -> Done:
-        """Begin a work, and return the function that adds to it."""
+        """Return the function that adds an amount to a piece of work."""
 
         def report(amount: int) -> None:
             self._known[report] = work = replace(self._known[report], done=self._known[report].done + amount)
@@ -309,6 +310,7 @@ class _Notifier:
         return report
 
     def end_work(self, done: Done) -> None:
+        """Forget a piece of work that has ended."""
         self._tell(replace(self._known.pop(done), is_over=True))
 
 
@@ -322,7 +324,7 @@ class Bars:
         self._drawn: dict[Done, Any] = {}
 
     def begin_work(self, what: str, total: int | None, unit: str) -> Done:
-        """Show a bar for a work; return the function that moves it."""
+        """Show a bar for some work; return the function that moves it."""
         began_s, count = self._clock(), 0
 
         def report(amount: int) -> None:
@@ -334,6 +336,7 @@ class Bars:
         return report
 
     def end_work(self, done: Done) -> None:
+        """Remove the bar of a piece of work."""
         with self._lock:
             drawn = self._drawn.pop(done, None)
             if drawn is not None:
@@ -351,6 +354,7 @@ class Bars:
             drawing.stop()
 
     def _draw_bar(self, done: Done, what: str, total: int | None, count: int) -> None:
+        """Show or move the bar of a piece of work."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

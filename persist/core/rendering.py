@@ -87,7 +87,7 @@ def render_html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def render_html_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table with a head as HTML."""
+    """Return an HTML table with a row of headings."""
 
     def line(kind: str, cells: Iterable[str]) -> str:
         return (
@@ -111,7 +111,7 @@ class Completed:
 
 
 class Shown:
-    """A mixin: the representation is the text for people, with its lines kept in notebooks."""
+    """A mixin: `repr` is the text for people; notebooks keep its lines."""
 
     __slots__ = ()
 

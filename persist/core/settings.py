@@ -50,10 +50,9 @@ class Tuning:
         compaction_interval_s: how often a client looks for work in the collections that it uses; it checks all others
             with each garbage collection.
         attempts_max: how often a request is tried in all, without throttled attempts.
-        policy: of a location whose log has none. All clients must use the same.
+        policy: the policy of a location whose log has none. All clients must use the same.
 
-    Raises:
-        InvalidUsage: a value does not fit.
+    Raises InvalidUsage: a value does not fit.
     """
 
     hold_linger_s: _Seconds = 5.0
@@ -73,7 +72,7 @@ class Tuning:
 
 
 def _wrap_policy_errors(settings: type[T]) -> type[T]:
-    """Make a settings class name the place of an invalid value in errors."""
+    """Make a class refuse arguments of `Policy`, with a hint to `set_policy`."""
     init: Callable[..., None] = settings.__init__
 
     @wraps(init)
@@ -98,7 +97,7 @@ class Settings:
         memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB. The
             client's cache takes up to half of it, until the client is closed. A whole result takes memory beyond it.
         cache_folder, cache_folder_bytes: a folder for blobs and decoded rows of look-ups, which all processes with this
-            folder share; and the limit of both together. It must be on a local disk, because a process crashes if a
+            folder share; and the limit of both together. It must be on a local disk: a process crashes if a
             mapped file cannot be read. None for no folder.
         gc_interval_s: the time between two garbage collections by one client.
         poll_s: the longest pause between two reads of the log by a waiting client. "by store" is 5 ms where a read
@@ -176,7 +175,7 @@ def open_storage(
 
 
 class _Borrowed:
-    """A store that its owner closes."""
+    """A store that the user opened: `close` leaves it open."""
 
     def __init__(self, inner: Blob) -> None:
         self._inner = inner
@@ -192,6 +191,7 @@ class _Borrowed:
 
 
 def _open_store(location: Location, options: Mapping[str, Any] | None, retry_s: float) -> Blob:
+    """Open the store of a URL or path; wrap an opened store."""
     if isinstance(location, (str, os.PathLike)):
         return open_blob(os.fspath(location), options, attempt_s=retry_s)  # No attempt takes longer than all may.
     if not callable(getattr(location, "create", None)):

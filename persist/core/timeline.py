@@ -58,12 +58,12 @@ def is_moment(value: object) -> TypeGuard[Moment]:
 
 
 def starts_with_date(text: str) -> bool:
-    """Return whether a text looks like a moment, not like the name of a column."""
+    """Return whether a text begins with a date, unlike names of columns."""
     return _WITH_A_DAY.match(text.strip()) is not None
 
 
 def is_column_name(time: object) -> TypeGuard[str]:
-    """Return whether a time to write at names a column: text that is not a number, a moment or a word for a time."""
+    """Return whether a time to write at names a column of times."""
     if not isinstance(time, str) or starts_with_date(time) or _NUMBER.fullmatch(time.strip()):
         return False
     word = time.strip().lower()
@@ -71,18 +71,16 @@ def is_column_name(time: object) -> TypeGuard[str]:
 
 
 def is_tag(value: object) -> TypeGuard[str]:
-    """Return whether a value can only be the name of a tag: text that does not begin like a moment."""
+    """Return whether a value must be a tag: text unlike a moment."""
     return isinstance(value, str) and _LIKE_A_MOMENT.match(value.strip()) is None
 
 
 def parse_time(value: Any, timeline: "Timeline | None" = None) -> Any:
-    """Return text of digits as a number, and any other time unchanged.
+    """Return text of digits as an integer; leave other values unchanged.
 
-    Args:
-        timeline: with one, eight digits that begin with a year are a day, as in ISO 8601.
+    `timeline`: with one, eight digits that begin with a year are a day, as in ISO 8601.
 
-    Raises:
-        InvalidUsage: it has more digits than any time.
+    Raises InvalidUsage: the text has more digits than any time.
     """
     text = value.strip() if isinstance(value, str) else ""
     if not _NUMBER.fullmatch(text) or (timeline is not None and _BASIC_DAY.fullmatch(text)):
@@ -121,7 +119,7 @@ def read_timeline(schema: CollectionSchema) -> "Timeline | None":
 
 
 def show_time(time: int, timeline: "Timeline | None") -> str:
-    """Return a time as text for tables and commands: its moment, or the number without a timeline.
+    """Return a time for tables and commands: its moment, else the number.
 
     The time 0 means the beginning, not a moment.
     """
@@ -159,20 +157,18 @@ class Timeline:
                 first moment in UTC; or ISO 8601 text such as "2026-11-21T12:00:00Z". The text may have a blank for the
                 T, no time of day, or an offset such as +01:00. Text without an offset is in UTC.
 
-        Raises:
-            InvalidUsage: it is none of these, has no time zone, or is before 1970 or too late to be a time.
+        Raises InvalidUsage: the moment is none of these, has no time zone, or is before 1970 or too late to be a time.
         """
         return self._check_range(floor(self._to_exact_seconds(moment)), moment)
 
     def to_bound(self, moment: Moment) -> int:
-        """Return the first time that is not before a moment, as the bound of an interval; otherwise as `to_time`."""
+        """Return the first time that is not before a moment, to bound an interval; moments are as for `to_time`."""
         return self._check_range(ceil(self._to_exact_seconds(moment)), moment)
 
     def to_exact_time(self, moment: Moment) -> int:
-        """Return the time that is exactly a moment; otherwise as `to_time`.
+        """Return the time that is exactly a moment, in any form of `to_time`.
 
-        Raises:
-            InvalidUsage: also if the moment lies between two times.
+        Raises InvalidUsage: as `to_time`; or the moment lies between two times.
         """
         by_clock = None if self.wall_ms is None else parse_time_word(moment, self.wall_ms())
         if by_clock is not None:
@@ -192,14 +188,13 @@ class Timeline:
         return wall_ms * self.per_second // 1000
 
     def check_plausible(self, what: str, time: int, wall_ms: int, *, is_number: bool, allow_future: bool) -> None:
-        """Refuse an implausible time to write at, or to seal to.
+        """Raise InvalidUsage for an implausible time to write at or seal to.
 
-        Args:
-            is_number: whether the caller passed a number; False if unknown.
+        `is_number`: whether the caller passed a number; False if unknown.
 
         Raises:
-            InvalidUsage: it is before 1990 or after 2199, and is a number, or would be plausible in another unit; or it
-                is more than a day ahead of the clock without `allow_future`.
+            InvalidUsage: the time is before 1990 or after 2199, and is a number, or plausible in another unit; or it is
+                more than a day ahead of the clock without `allow_future`.
         """
         if not _MEANT_S[0] <= time // self.per_second < _MEANT_S[1]:
             timelines = (Timeline(unit) for unit in TIME_UNITS)
@@ -218,10 +213,9 @@ class Timeline:
             ).with_remedy("Give {allow_future:option:True} if it is meant.")
 
     def convert_times(self, times: Sequence[Any]) -> list[Any]:
-        """Convert the moments among times of updates to integers; other values stay unchanged.
+        """Convert the moments among some times to integers; leave numbers unchanged.
 
-        Raises:
-            InvalidUpdate: a moment is between two times; the message names the index.
+        Raises InvalidUpdate: a moment is between two times; the message names the index.
         """
         integers = []
         for index, time in enumerate(times):
@@ -235,7 +229,7 @@ class Timeline:
         """Convert a column of moments (timestamps with a zone, dates, text) to times; return other columns unchanged.
 
         Raises:
-            SchemaMismatch: its timestamps have no zone.
+            SchemaMismatch: the column's timestamps have no zone.
             InvalidUpdate: a moment is between two times; the message names the row.
         """
         kind = column.type
@@ -264,8 +258,7 @@ class Timeline:
     def convert_text_column(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
         """Convert a column of text to times: the last one that is not after each moment, NULL for NULL.
 
-        Raises:
-            InvalidUpdate: a text is not a moment; the message names the row.
+        Raises InvalidUpdate: a text is not a moment; the message names the row.
         """
         coded = column.combine_chunks().dictionary_encode()
         last_times: list[int | None] = []
@@ -288,8 +281,7 @@ class Timeline:
     def to_datetime(self, time: int) -> datetime:
         """Return the moment of a time, in UTC; nanoseconds are rounded down to microseconds.
 
-        Raises:
-            InvalidUsage: it is not a time, or after the year 9999.
+        Raises InvalidUsage: the number is not a time, or the moment is after the year 9999.
         """
         try:
             if 0 <= time <= TIME_MAX:
@@ -317,9 +309,11 @@ class Timeline:
         return int(1000 ** TIME_UNITS.index(self.unit))
 
     def _to_exact_seconds(self, moment: Any) -> Fraction:
+        """Return a moment as an exact number of this timeline's units."""
         return _to_seconds(moment) * self.per_second
 
     def _check_range(self, time: int, moment: Moment) -> int:
+        """Return the time; raise InvalidUsage if it is no valid time."""
         if not 0 <= time <= TIME_MAX:
             last = "the year 2262" if self.unit == "ns" else "a time that fits 63 bits"
             raise InvalidUsage(f"{moment!r} is not a time in {self.unit}: these go from 1970-01-01T00:00:00Z to {last}")
@@ -375,6 +369,7 @@ def _convert_scalar(moment: pa.Scalar) -> Fraction:
 
 
 def _make_no_zone_error(moment: object, instead: str) -> InvalidUsage:
+    """Return the error for a moment without a time zone."""
     return InvalidUsage(f"{moment!r} has no time zone, so it may be any of many moments. Give one, such as {instead}.")
 
 
@@ -386,12 +381,13 @@ def _convert_datetime(moment: datetime) -> Fraction:
 
 
 def _find_first_changed(column: pa.ChunkedArray, target_type: pa.DataType) -> int:
-    """Return the first row whose value changes with the type."""
+    """Return the first row that a cast to the type would change."""
     back = column.cast(target_type, safe=False).cast(column.type, safe=False)
     return int(pc.index(pc.equal(back, column), False).as_py())
 
 
 def _format_value(value: pa.Scalar) -> str:
+    """Return an Arrow value as text for messages."""
     return str(value.cast(pa.string()).as_py())
 
 
@@ -419,7 +415,7 @@ def _parse_iso(text: str) -> Fraction:
 
 
 def add_timeline(frontier: Antichain, timeline: Timeline | None) -> Antichain:
-    """Return a frontier that is shown as a moment, if there is a timeline."""
+    """Return a frontier that prints as a moment if a timeline exists."""
     return frontier if timeline is None else DatedFrontier(timeline.unit, *frontier.elements)
 
 
@@ -457,8 +453,7 @@ _SHOWN = (("week", 7 * 86_400), ("day", 86_400), ("hour", 3600), ("minute", 60),
 def to_retention_times(retention: Retention, timeline: Timeline | None) -> int:
     """Convert a retention to a number of times.
 
-    Raises:
-        InvalidUsage: it is not 1 to TIME_MAX times, or not a valid span, or a span without a timeline.
+    Raises InvalidUsage: the retention is not 1 to TIME_MAX times, or not a valid span, or a span without a timeline.
     """
     if isinstance(retention, bool) or not isinstance(retention, (int, str, timedelta)):
         raise _make_retention_error(retention, "it is neither a number of times nor a span")
@@ -468,7 +463,7 @@ def to_retention_times(retention: Retention, timeline: Timeline | None) -> int:
         return retention
     if timeline is None:
         raise _make_retention_error(
-            retention, "the times of this collection only count, so no span is a number of them"
+            retention, "the times of this collection are plain numbers, so a span cannot be converted to them"
         )
     times = _parse_span(retention) * timeline.per_second
     if times.denominator != 1 or not 1 <= times <= TIME_MAX:
@@ -502,6 +497,7 @@ def _parse_span(span: str | timedelta) -> Fraction:
 
 
 def _make_retention_error(value: object, why: str) -> InvalidUsage:
+    """Return the error for an invalid retention."""
     return InvalidUsage(
         f"retention={value!r:.100} cannot be kept: {why}. Give a number of times, or, with a timeline, a "
         "span such as '7 days', '12 hours' or a timedelta."

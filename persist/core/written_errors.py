@@ -8,6 +8,7 @@ from persist.core.errors import Superseded
 
 
 def _public() -> list[type[PersistError]]:
+    """Return the public error classes."""
     named = (getattr(errors, name) for name in errors.__all__)
     return [kind for kind in named if isinstance(kind, type) and issubclass(kind, PersistError)]
 

@@ -146,7 +146,7 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(
 
 def test_a_time_is_of_changed_rows_alone(client: persist.Client) -> None:
     for statement in ("CREATE TABLE t (x INT)", "COPY orders TO 'x.csv'"):
-        with pytest.raises(persist.InvalidUsage, match="time= is of UPDATE"):
+        with pytest.raises(persist.InvalidUsage, match="time= is only for UPDATE"):
             client.sql(statement, time=5, files=True)
     with pytest.raises(persist.InvalidUsage, match="VERSION AS OF"):
         client.sql("DROP TABLE orders", as_of=5)

@@ -41,7 +41,7 @@ def test_plain_rows_are_retracted_with_a_diff(orders: persist.Collection) -> Non
     assert list(orders.snapshot().rows()) == [(2, "b")]
     with pytest.raises(persist.errors.InvalidUpdate, match="diff=0 is not a change"):
         orders.write([(1, "a")], time=14, diff=0)
-    with pytest.raises(persist.InvalidUsage, match="diff=1 is given for updates"):
+    with pytest.raises(persist.InvalidUsage, match="diff=1 is for plain rows"):
         orders.write([((1, "a"), 14, 1)], diff=1)
 
 

@@ -100,7 +100,7 @@ def test_an_unknown_scheme_is_told_the_known_ones_and_not_shown_its_url() -> Non
         ("s3://bucket//a", "segments joined by '/', none of them empty"),
         ("s3://bucket/" + "long/" * 40, "too long"),
         ("s3://name--use1-az4--x-s3/prefix", "directory bucket"),
-        ("file://host/path", "file:///absolute/path"),
+        ("file://host/path", "file:///absolute/path: it has 'host'"),
         ("fsspec+gopher://host/path", "gopher:// is not known to fsspec"),
     ],
 )
@@ -129,6 +129,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
         ("/some/folder", {"file_mode": "rw"}, "file_mode='rw' is not allowed: give octal digits"),
         ("/some/folder", {"file_mode": 0.5}, "'file_mode' of a folder.*give an integer"),
         ("/some/folder", {"file_mode": "0400"}, "file_mode=0o400 is not allowed: give at least 0o600"),
+        ("/some/folder", {"file_mode": "0601"}, "file_mode=0o601 is not allowed.*at most 0o666"),
         ("/some/folder", {"folder_mode": "0660"}, "folder_mode=0o660 is not allowed: give at least 0o700"),
         ("/some/folder", {"folder_mode": "4700"}, "folder_mode=0o4700 is not allowed.*at most 0o2777"),
         ("memory://name", {"fsync": True}, "'fsync' is not an option of memory://; it takes: none"),

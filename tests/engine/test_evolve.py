@@ -440,7 +440,7 @@ def test_words_about_a_column_are_about_the_one_seen(client: persist.Client, ord
     orders.evolve(rename={"v": "s", "s": "v"}, add={"note": pa.string()})
     for said in (lambda: old.describe(columns={"v": "a number"}), lambda: old.evolve(comments={"v": "a number"})):
         with pytest.raises(
-            persist.errors.SchemaMismatch, match=r"'v' of collection 'orders' is another one by now.*Load it"
+            persist.errors.SchemaMismatch, match=r"'v' of collection 'orders' was replaced by another column.*Load it"
         ):
             said()
     assert old.about.columns == {}
@@ -538,7 +538,7 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"widen": {"k": pa.float64()}}, "key column 'k'"),
         ({"widen": {"x": pa.int64()}}, "not a column"),
         ({"widen": {"v": "int46"}}, "no type is called that"),
-        ({"add": {"n": pa.field("n", pa.int8(), nullable=False)}}, "not null.*Give its type alone"),
+        ({"add": {"n": pa.field("n", pa.int8(), nullable=False)}}, "not null.*Give the type alone"),
         ({"add": {"n": pa.field("m", pa.int8())}}, "call both alike"),
         ({"reorder": ["s"]}, "reorder"),
         ({"reorder": ["s", "v", "k"]}, "reorder"),

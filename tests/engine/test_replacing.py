@@ -199,7 +199,7 @@ def test_what_a_keyed_collection_cannot_do_is_said(client: persist.Client) -> No
     value = {"name": str, "at": int}
     users = client.create_or_load("users", key={"id": int}, value=value, keyed=persist.Keyed(order_by=["at"]))
     users.upsert([(1, ("a", 5))]).result()
-    with pytest.raises(persist.InvalidUsage, match="a late event could bring them back"):
+    with pytest.raises(persist.InvalidUsage, match="late events could restore them"):
         users.delete(where="id = 1").result()
     users.overwrite([(1, ("b", 1))]).result()
     assert held(users) == [(1, ("b", 1))]

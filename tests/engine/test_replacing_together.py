@@ -78,7 +78,7 @@ def test_what_does_not_go_together_in_one_block_says_so(client: persist.Client) 
             multi.upsert(plain, [(1, 1)])
         multi.write(plain, [(1, 2)], time=6)
         for refused in (multi.upsert, multi.overwrite):
-            with pytest.raises(persist.InvalidUsage, match="comes before all else that the block does with 'plain'"):
+            with pytest.raises(persist.InvalidUsage, match="must be the block's first step on 'plain'"):
                 refused(plain, [(1, 1)], time=5)
         multi.overwrite(keyed, [(1, 1)], time=5)
         with pytest.raises(persist.InvalidUsage, match="this block overwrites 'keyed'"):

@@ -338,7 +338,7 @@ def test_a_record_that_no_writer_would_make_is_refused(victim: Victim) -> None:
         before = everything(victim.blob)
         at = victim.record(*mutations)
         try:
-            check_refused(victim, before, at, "what it says of the collection 'orders'")
+            check_refused(victim, before, at, "its entry of collection 'orders'")
         except BaseException as error:
             error.add_note(what)
             raise

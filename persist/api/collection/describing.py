@@ -151,9 +151,9 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
     ) -> int:
         """Change the schema for all readers and times; return its version.
 
-        A call without effect makes no version. No data is rewritten. Records of before and after cancel: a record that
-        is older than a column has the column's default. If a dropped column distinguished records, their diffs are
-        summed. This handle continues with the new schema; others keep theirs for writing, which works as long as
+        A call without effect makes no version. No data is rewritten. Older records have the default of an added column,
+        so that new retractions cancel them. Records that differ only in a dropped column become equal, and their diffs
+        are summed. This handle continues with the new schema; others keep theirs for writing, which works as long as
         columns are only added. Arguments use the old names, except reorder, comments, and defaults, which name added
         columns.
 
@@ -161,17 +161,17 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
         `prices.value.net`. Quote a field's name that contains dots: `'"like.this"'`. A column's name needs no quotes.
 
         Args:
-            add: value columns, or fields of structs, with their types, as `create_or_load` takes them, at the end; a
-                name that was dropped before is another column.
-            defaults: values of added columns in older records, else NULL, and in rows that lack the columns. At most
-                64 KiB for all columns.
-            drop: value columns.
-            rename: old names to new ones, of fields the whole paths; they may be exchanged.
+            add: the types of new value columns or fields of structs, by name, in forms of `create_or_load`. They come
+                last. A name that was dropped before gets a new column.
+            defaults: the values of added columns in older records, and in rows that lack the columns; NULL by default.
+                At most 64 KiB for all columns.
+            drop: value columns to remove.
+            rename: a dict of old to new names, for fields as whole paths; names may be exchanged.
             widen: columns with wider types, which hold every value that the present ones hold.
             reorder: all value columns in another order.
             comments: texts for columns, as `describe` takes them.
             keyed: make the collection keyed: from now on it takes events, and no updates. It must have one value per
-                key at every time that can be read, and nothing that is not sealed. Cost: reading it.
+                key at every readable time, and no unsealed updates. Cost: reading it.
             properties: texts by name, as `describe` takes them, in the same commit.
 
         Raises:
@@ -227,7 +227,7 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
     def history(self, last: int | None = LAST) -> pa.Table:
         """Return the records of the log that concern the collection, as a table; see `Client.history`.
 
-        `last`: how many records of the log are looked at, newest of all; None for all that are kept.
+        `last`: how many of the newest records of the log are examined; None for all that are kept.
         """
         return self.handle.engine.history(last, self.id)
 
@@ -243,14 +243,16 @@ class DescribingCalls(CollectionBase, DescriptionProperties):
         self.handle.engine.writer("rename")
         check_free_name(name)
         if self.name.startswith(OWN_PREFIX):
-            raise InvalidUsage(f"collection {self.name!r} is the library's own, which finds it by its name: leave it")
+            raise InvalidUsage(
+                f"collection {self.name!r} is internal to the library, which finds it by its name: keep the name"
+            )
         return self.handle.submit("rename", [kinds.Rename(self.id, name)])
 
     def drop(self) -> CommitFuture:
         """Remove the collection; its name becomes free for a new one at once.
 
-        Garbage collection deletes its blobs once no reader can use them any more. The same commit releases the inputs
-        of a view, and drops indexes of the collection.
+        Garbage collection deletes the blobs of the collection once no reader can use them any more. The commit also
+        drops its indexes and, for a view, releases its inputs.
 
         Raises (the future):
             CollectionNeeded: views read it.
@@ -285,7 +287,7 @@ class PublishingCalls(CollectionBase):
         call only finishes an interrupted publication.
 
         Args:
-            table: its format. Iceberg needs pyiceberg.
+            table: the format of the table. Iceberg needs pyiceberg.
             as_of: a time, a moment, a tag or "latest"; None means the latest sealed one.
             deletes: how rows of a file are left out. "vectors" uses deletion vectors or position deletes of the format.
                 "none" writes the other rows of such a file again, for readers that support neither.
@@ -297,8 +299,8 @@ class PublishingCalls(CollectionBase):
                 pyiceberg. `every` needs the name.
             identifier: the name of the table there, such as "shop.orders"; its namespace must exist.
             digest: put the digest of the rows with the version. That reads all of them.
-            format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage. None keeps
-                the version of the table; a new table gets 2.
+            format_version: the version of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
+                None keeps the version of the table; a new table gets 2.
 
         Raises:
             InvalidUsage: a column has no type in that format; or its place has a table of another writer.
@@ -341,21 +343,19 @@ class IndexingCalls(CollectionBase):
     def index(self, *columns: str) -> IndexInfo:
         """Create or refresh an index by some columns; return it.
 
-        An index is made if there is none, and is brought up to date otherwise. Making it reads the contents once and
-        stores as much again; one commit makes it, so it is never half there. `get(where=)` and the steps of views find
-        records by it where that reads less, here and on Spark. Answers are the same without it, at all times: what it
-        lacks is read from the changes. `View.refresh` refreshes the indexes of what the view reads, and clients do so
-        in the background if much has changed. Until then an index keeps the changes that it lacks from being compacted.
+        A new index reads the contents once and stores as much again; one commit creates it. `get(where=)` and refreshes
+        of views find records by an index where that reads less, here and on Spark. Answers never depend on an index:
+        changes that it lacks are read from the collection. `View.refresh` refreshes the indexes of the view's inputs,
+        and clients do so in the background if much has changed. Until then, an index holds the changes that it lacks.
 
-        A column that is renamed carries over. If columns are added, dropped or widened, the next refresh makes the
-        index anew.
+        An index follows renamed columns. If columns are added, dropped or widened, the next refresh builds it anew.
 
         Args:
-            columns: key or value columns; a look-up has to give all of them.
+            columns: key or value columns; a look-up must have values for all of them.
 
         Raises:
             SchemaMismatch: a column is unknown, or there twice.
-            InvalidUsage: a column has no order that is looked up by, or these are the key of the collection.
+            InvalidUsage: a column has a type without look-ups, or the columns are the key of the collection.
             AsOfCompacted: no sealed time can be read, because since has passed all of them.
         """
         return IndexInfo.of(create_index(self.handle, columns), self.handle)

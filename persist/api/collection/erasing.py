@@ -21,9 +21,9 @@ class ErasingCalls(CollectionBase):
     def erase(self, keys: Any = None, *, where: str | pc.Expression | None = None, reason: str) -> "ErasureReport":
         """Erase records from all times, as if they had never been written; all others stay as they are.
 
-        No other call changes the contents of a sealed time (rule 23). So the log has a record of it, and
+        No other call changes the contents of a sealed time (rule 23). So the log records each erasure, and
         `Snapshot.digest` changes. The record contains the writer, the number of updates, the moment and the reason, and
-        nothing of the data. Holds and tags stay. Later writes are new data, which stays.
+        nothing of the data. Holds and tags stay, and so do later writes.
 
         It erases from the collection, its clones, the collections it was cloned from, and pending events. Views that
         depend on these begin anew. Indexes and published tables are built again. The next `Client.gc` after the grace
@@ -31,14 +31,14 @@ class ErasingCalls(CollectionBase):
 
         Args:
             keys: whose records to erase, as `Snapshot.get` takes them: `[1, 2]`.
-            where: instead of keys, a condition over key and value columns that is true for what to erase. It is tested
-                on all stored rows and waiting events, also on deleted and replaced rows that compaction has not
+            where: instead of keys, a condition over key and value columns that is true for the records to erase. It is
+                tested on all stored rows and waiting events, also on deleted and replaced rows that compaction has not
                 merged. In a keyed collection, each key that has such a row is erased: `ErasureReport.former_keys`
                 counts those whose present row does not match.
             reason: why, for people; do not name the person.
 
-        Cost: reading the columns that decide, of the parts that may hold such records; then reading and writing these
-        parts; one commit; and computing the views. Memory: `memory_budget`.
+        Cost: reading the columns of the condition or key, of the parts that may hold such records; then reading and
+        writing these parts; one commit; and computing the views. Memory: `memory_budget`.
 
         Raises:
             InvalidUsage: both of keys and where are set, or neither, or they do not fit; the reason is empty; or the
@@ -46,7 +46,7 @@ class ErasingCalls(CollectionBase):
                 has a tag or a named hold.
             SchemaMismatch: a column is unknown.
             Superseded: others wrote faster than this could follow.
-            CorruptBlob: a part cannot be believed; nothing was erased.
+            CorruptBlob: a part is damaged; nothing was erased.
         """
         from persist.services.erase import erase
 
@@ -65,12 +65,12 @@ class ErasingCalls(CollectionBase):
     ) -> "Traces":
         """Search the store for erased values; return the objects that have them.
 
-        All that is from before the last erasure counts, without a look inside; parts are searched for rows. If nothing
-        is left, the result is a receipt. Keys and conditions are not logged.
+        Parts are searched for matching rows. Every other object from before the last erasure counts as having them,
+        unread. A result without objects proves the erasure. Keys and conditions are not logged.
 
         Args:
             keys, where: as for `erase`; without them, only objects from before the erasure count.
-            texts: also look for these, such as an address, in each object of the store, whatever it is of.
+            texts: also search for these texts, such as an address, in every object of the store.
 
         Cost: a LIST of everything, and reading all parts of the collections concerned; with texts, reading everything.
         Memory: one object.

@@ -203,8 +203,8 @@ class ReadingCalls(CollectionBase):
         Args:
             start, until: the bounds, as numbers, frontiers or, if the collection has a timeline, moments. Until None
                 means upper; then start may be upper, which returns no updates.
-            form: "updates" (each update with its `_diff`) or "transitions": what became of keys at each time. A row has
-                `_change`, which is "insert", "update" or "delete", the new values, and the old ones as `_old_…`.
+            form: "updates" (each update with its `_diff`) or "transitions": how keys changed at each time. A row has
+                `_change`, which is "insert", "update" or "delete", the new values, and the old values as `_old_…`.
             times: the type of `_time`: "timestamp" for timestamps in UTC, "int" for numbers. None means timestamps if
                 the collection has a timeline.
             timeout_s: how long to wait for `until - 1` to be sealed, if it is not; None waits without limit.
@@ -260,39 +260,39 @@ class ReadingCalls(CollectionBase):
     ) -> Upserts:
         """Return changes with `start <= time < until` as events: (key, value or None, time).
 
-        Also as Arrow, with `_time` and `_deleted`. Another keyed collection that takes these events has the same
-        changes. Tombstones are events that delete; as Arrow, they have all their columns. Bounds and schema are as for
-        `changes`.
+        `to_arrow()` returns them with the columns `_time` and `_deleted`. Another keyed collection that takes these
+        events has the same changes. Tombstones are deletion events; in Arrow, they have all their columns. Bounds and
+        schema are as for `changes`.
 
         Raises:
-            NotKeyed, and what `changes` raises. InvalidUsage, when read: a key has more than one value, or a NULL that
-                as a tuple would be a deletion.
+            NotKeyed: the collection is not keyed; and the errors of `changes`.
+            InvalidUsage: when read, a key has several values, or the value NULL, which in a tuple means a deletion.
         """
         return upserts(self.handle, start, until, schema=schema, timeout_s=timeout_s)
 
     def listen(self, as_of: int | Moment | None = None, *, times: Times | None = None) -> Listen:
-        """Follow the updates after as_of, with progress. The position keeps since back.
+        """Follow the updates after as_of, with progress. History after the position is kept.
 
-        Memory: `Settings.memory_budget`. So a backlog comes in several steps, and a large time in parts; see
+        Memory: `Settings.memory_budget`. So many updates come in several steps, and a large time in several pieces; see
         `Progress`.
 
         Args:
             as_of: updates after this time are returned; None returns all, from the first time on.
 
         Raises:
-            AsOfCompacted: as_of is before since, or None and since is not 0 any more.
+            AsOfCompacted: as_of is before since; or it is None, and since is not 0 any more.
         """
         return begin_listen(self.handle.newest(), as_of, self.handle.moments(times))
 
     def subscribe(
         self, as_of: int | Moment | None = None, *, times: Times | None = None, timeout_s: float | None = READ_TIMEOUT_S
     ) -> Listen:
-        """Return the contents as of a time as first progress, then as `listen`.
+        """Return the contents as of a time as the first progress, then updates as `listen` does.
 
-        Contents that are larger than a fifth of the memory budget come in parts: all but the last have as_of as their
-        upper.
+        Contents larger than a fifth of the memory budget come in several steps, of which only the last has an upper
+        beyond as_of.
 
-        Both are taken at one point of the log, so that no update is seen twice or missed. If nothing is sealed yet,
+        Contents and updates join at one point of the log, so no update is repeated or missed. If nothing is sealed yet,
         use `listen()`, which returns everything from the first time on, as soon as it is sealed.
 
         Args:
@@ -313,7 +313,7 @@ class ReadingCalls(CollectionBase):
         of this name takes over at once; the earlier one then gets `LeaseExpired` when it polls.
 
         Args:
-            name: the consumer's; a hold of that name that was taken by hand counts as acknowledged up to its time.
+            name: the consumer's name. If a hold of that name exists, its time counts as acknowledged.
         """
         moments = self.handle.moments(times)
 
@@ -341,18 +341,18 @@ class ReadingCalls(CollectionBase):
         """Return a frame with the value of each row's key at its time.
 
         A row whose key had no record then has NULLs. A row whose key had several records is returned once for each.
-        Cost: the history of the frame's keys between its times, and what shares row groups with it.
+        Cost: reading the row groups with the history of the frame's keys between its times.
 
         Args:
             frame: anything Arrow, a frame of pandas or Polars, a dict of columns, or a list of dicts.
-            time: its column of times, or of timestamps, if the collection has a timeline. A timestamp means the last
-                time that is not after it.
-            on: its columns with the key fields, in their order; None for the columns of the same names.
+            time: the frame's column of times or, if the collection has a timeline, timestamps. A timestamp means the
+                last time that is not after it.
+            on: the frame's columns for the key fields, in the key's order; None for columns of the same names.
             columns: the requested value columns; None means all of them.
             timeout_s: how long to wait for the last of the times to be sealed.
 
         Raises:
-            SchemaMismatch: a column is missing, of another type, or in both.
+            SchemaMismatch: a column is missing, has another type, or is in both frame and collection.
             AsOfCompacted, AsOfNotSealed: a time cannot be read.
             NegativeMultiplicity: of a record, at the time of a row.
         """
@@ -369,7 +369,7 @@ class KeepingCalls(CollectionBase):
             time: a number, a frontier such as `since` or, if the collection has a timeline, a moment. It may be left
                 out for a named hold that exists.
             name: makes the hold permanent. Without a name it is released with this client, or when its lease runs out.
-                If there is a hold of that name it is returned as it is, and its `time` may be another one.
+                An existing hold of that name is returned unchanged, even at another `time`.
 
         Raises:
             AsOfCompacted: since has passed time.
@@ -403,7 +403,7 @@ class KeepingCalls(CollectionBase):
         return dict(self.handle.contents().tags)
 
     def untag(self, name: str) -> CommitFuture:
-        """Drop a tag. Its time may be compacted then. Raises TagNotFound if no tag has that name."""
+        """Drop a tag, so that its time may be compacted. Raises TagNotFound if no tag has that name."""
         return untag(self.handle, name)
 
     @property
@@ -414,7 +414,7 @@ class KeepingCalls(CollectionBase):
     def retain(self, retention: Retention | None) -> CommitFuture:
         """Let since follow upper at a distance, as holds and tags allow.
 
-        Each seal of any client moves it. Compaction destroys history before since.
+        Each seal by any client moves since. Compaction destroys history before since.
 
         Args:
             retention: how many times before upper stay readable; if the collection has a timeline, also a span such as
@@ -439,14 +439,14 @@ class KeepingCalls(CollectionBase):
     def compact(self, *, only_due: bool = False) -> CompactionReport:
         """Merge runs and destroy what since has passed. Contents stay the same.
 
-        With `resolve="background"`, events that are sealed become updates first; what readers see stays the same.
-        It writes a keyframe as of the last sealed time, merges runs of similar size, and moves small writes from the
-        log into parts. New parts leave out records that were retracted before since; `Client.gc` deletes the old ones
-        after the grace period. Cost: reading what is rewritten, a PUT for each new part, and a commit for each piece of
-        work. Memory: `memory_budget`.
+        With `resolve="background"`, events that are sealed become updates first; what readers see stays the same. It
+        writes a keyframe as of the last sealed time, merges runs of similar size, and moves small writes from the log
+        into parts. New parts leave out records that were retracted before since; `Client.gc` deletes the old ones after
+        the grace period. Cost: reading what is rewritten, a PUT for each new part, and a commit for each piece of work.
+        Memory: `memory_budget`.
 
         Args:
-            only_due: do only work that pays by now.
+            only_due: do only the work that maintenance would do now.
 
         Raises:
             CorruptBlob: a part is damaged; its run was not replaced.

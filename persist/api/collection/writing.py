@@ -64,7 +64,7 @@ class KeyedCalls(CollectionBase):
                 anything Arrow with the key and value columns. It may have `_time`, and `_deleted`, which is true where
                 the key is deleted. Events without a time get the time of the commit, which seals them.
             time: one time for all events, or the name of the column with the time of each; as for `write`.
-            seal: the upper to seal to, where the times are named. With nothing pending before it, that is one commit.
+            seal: the upper to seal to, if the events have times. Without pending events before it, that is one commit.
             late: the treatment of events at sealed times and below the late bound. "raise" refuses all events;
                 "collect" leaves the late ones out, and returns them, with `_reason`, as `late` of the future.
 
@@ -92,7 +92,7 @@ class KeyedCalls(CollectionBase):
     ) -> CommitFuture:
         """Pass events to the machine of a keyed collection, otherwise as `upsert`.
 
-        `events`: as for `upsert`, with what the machine calls an event (`Machine.event_fields`) in place of values.
+        `events`: as for `upsert`, with the event columns of the machine (`Machine.event_fields`) in place of values.
         """
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
         return _commit_events(self.handle, "transition", events, options, seal, late, self._late_counts)
@@ -109,7 +109,7 @@ class KeyedCalls(CollectionBase):
     def late_bound(self) -> Any:
         """The `order_by` value below which events are late; None if none are. Cost: one GET.
 
-        It is also None if it is below the range of the type of that column, or of Python's type.
+        It is also None if the bound is below the range of the column's type, or of Python's type.
         """
         form, bound = get_keyed_form(self.handle), self.handle.contents().late_bound
         if bound is None:
@@ -123,8 +123,8 @@ class KeyedCalls(CollectionBase):
         """Let events below an `order_by` value be late from now on. It never goes back.
 
         Raises:
-            NotKeyed: the collection is none.
-            InvalidUsage: the first column of order_by holds neither integers nor times, or bound is not one of them.
+            NotKeyed: the collection is not keyed.
+            InvalidUsage: the first column of order_by has neither integers nor times, or the bound does not fit it.
         """
         form = get_keyed_form(self.handle)
         if not form.order_by or not is_integer_watermark(get_watermark_type(form, self.schema)):
@@ -154,26 +154,26 @@ class WritingCalls(KeyedCalls):
     ) -> CommitFuture:
         """Append plain rows, or updates with their own times, as one commit.
 
-        Plain rows without a time get the time of the commit: beyond upper, and now on a timeline. It seals them, so
-        they can be read. It is never late: any number of processes can write so.
+        Plain rows without a time get the time of the commit: beyond upper and, on a timeline, the present. The commit
+        seals them, so they can be read. Such rows are never late, however many processes write.
 
         Args:
             updates: plain rows, which are `(key, value)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an
-                object with `__arrow_c_stream__`), a frame or dicts with the key and value columns. Or updates:
-                `((key, value), time, diff)` tuples, or tables that also have `_time` and `_diff`. Updates with diff 0
-                are dropped. If the collection has a timeline, times may be moments, which must be exact.
-            time: one time for all rows: a number, a moment, or a word such as "now" or "-1d". Only seal seals them
-                then. Other text is the name of the column with the time of each row; the column is kept if the
+                object with `__arrow_c_stream__`), a frame or dicts with the key and value columns. Or updates: `((key,
+                value), time, diff)` tuples, or tables that also have `_time` and `_diff`. Updates with diff 0 are
+                dropped. If the collection has a timeline, times may be moments, which must be exact.
+            time: one time for all rows: a number, a moment, or a word such as "now" or "-1d". The write seals them only
+                with `seal`. Other text is the name of the column with the time of each row; the column is kept if the
                 collection has it, and dropped otherwise.
             diff: of all plain rows; 1 if it is left out and they have no `_diff`.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
-                Used again for other updates, it is refused (`TokenReused`); in what order or batches they come does not
-                matter, and neither do seal and expected_upper. A collection remembers its newest four million tokens.
-                Once it has forgotten some, a token that it does not know is refused (`TokenForgotten`).
+                The same token for other updates is refused (`TokenReused`); the order of updates, seal and
+                expected_upper do not matter. A collection remembers its newest four million tokens. Once it has
+                forgotten some, a token that it does not know is refused (`TokenForgotten`).
             expected_upper: the upper that the collection must have (compare-and-append).
             allow_future: on a timeline, accept times that are more than a day ahead of the clock. They are mostly a
                 mistake: once one is sealed, no write can come before it.
-            seal: the upper to seal to, where the times are named; see `seal`.
+            seal: the upper to seal to, if the rows have times; see `seal`.
             message, metadata: a text, and texts by name, that the log keeps with the commit; see `history`.
 
         Returns:
@@ -215,15 +215,15 @@ class WritingCalls(KeyedCalls):
 
         Other columns stay as they are.
 
-        One look-up finds the rows, and one commit changes them. If the collection is keyed, events that wait at times
-        up to that one are resolved first. A row then counts like an event: if the present row has greater values of
-        `order_by`, it changes nothing. A row that lacks these columns always counts.
+        One look-up finds the rows, and one commit changes them. If the collection is keyed, pending events at times up
+        to `time` are resolved first. A row then counts like an event: it changes nothing if the present row has greater
+        values of `order_by`. A row that lacks these columns always counts.
 
         Args:
             rows: dicts, of which each may have other columns; or a frame, anything Arrow, or a stream of these, without
                 the columns that stay. All have the key. A NULL is a value.
-            time: of the change, or the name of the column with the time of each row. None means the time of the
-                commit; if other commits come first, the change is computed again.
+            time: the time of the change, or the name of the column with the time of each row. None means the time of
+                the commit; if other commits come first, the change is computed again.
             missing: the treatment of rows whose key holds nothing. "error" refuses all rows, and names some keys.
                 "insert" inserts such rows, with the default or NULL in columns that they lack. "ignore" skips them.
 
@@ -255,20 +255,20 @@ class WritingCalls(KeyedCalls):
 
         `upsert` replaces only the rows of its keys.
 
-        The difference to what is there is written and sealed: records that are there already are not touched. If the
-        collection is keyed, events that wait at times up to that one are resolved first, and the rows are what is there
-        whatever their values of `order_by` are. Cost and memory: see `persist.engine.collection.plain_rows`.
+        Only the difference to the present contents is written and sealed. If the collection is keyed, pending events at
+        times up to `time` are resolved first. The new rows then count whatever their values of `order_by` are. Cost and
+        memory: see `persist.engine.collection.plain_rows`.
 
         Args:
             rows: plain rows, as for `write`.
-            time: of the difference; upper is just after it then. None means the time of the commit. Then the difference
-                is computed again as long as others come first.
-            where: replace only the records for which this condition is true, as it must be for all rows: text, such as
-                "status = 'new'", or a `pyarrow.compute` expression. A key of a new row may have no row in a plain
-                collection for which it is false; in a keyed one, such a row goes.
+            time: the time of the difference, which is sealed. None means the time of the commit. Then the difference is
+                computed again as long as other clients commit first.
+            where: replace only the records for which this condition is true: text, such as "status = 'new'", or a
+                `pyarrow.compute` expression. It must be true for all new rows. If another row of a new key does not
+                meet it, a plain collection refuses the overwrite, and a keyed one replaces that row.
             multiset: let keys have several rows, if the collection is not keyed.
-            token: as for `write`: of an overwrite that was done before, with the same rows, time and filter, nothing is
-                done again, though its time is sealed.
+            token: as for `write`. An overwrite that was done before, with the same rows, time and filter, does nothing
+                again, although its time is sealed.
 
         Returns:
             a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if time is set and
@@ -300,14 +300,14 @@ class WritingCalls(KeyedCalls):
     ) -> CommitFuture:
         """Retract records at a time, and seal it. A missing key is not an error.
 
-        If the collection is keyed, keys are deleted by events, as `upsert` does, and a time that is named is not sealed
-        with them. A condition is about what is there when all events up to that time are resolved, and seals it.
+        If the collection is keyed, keys are deleted by events, as `upsert` does, and `time` is not sealed. A condition
+        is tested after all events up to `time` are resolved, and `time` is sealed.
 
         Args:
-            keys: those whose records to retract, as `Snapshot.get` takes them: `[1, 2]`. If the collection
-                is keyed and its events are ordered, rows with the key and the columns of order_by.
-            where: instead of keys, a condition that is true for what to retract; as for `overwrite`.
-            time: of the retractions; as for `overwrite`.
+            keys: the keys of the records to retract, as `Snapshot.get` takes them: `[1, 2]`. If the collection is keyed
+                with `order_by`, rows with the key and the columns of order_by.
+            where: instead of keys, a condition that is true for the records to retract; as for `overwrite`.
+            time: the time of the retractions, as for `overwrite`.
 
         Returns, raises: as `overwrite`.
         """
@@ -328,18 +328,19 @@ class WritingCalls(KeyedCalls):
     ) -> CommitFuture:
         """Write the contents as of a time again, at a later time.
 
-        History and schema stay: the times in between can be read as before. If the collection is keyed,
-        events that wait at times up to that one are resolved first. Cost: reading the changes since then, twice; of a
-        keyed collection, reading the old and the present contents.
+        History and schema stay, so the times in between can be read as before. If the collection is keyed, pending
+        events at times up to `time` are resolved first. Cost: reading the changes since as_of twice; for a keyed
+        collection, reading the old and the present contents.
 
         Args:
-            as_of: a sealed time, a moment, or a tag, that is not compacted away.
-            time: of the change; None means the time of the commit. Then it is computed again while others come first.
+            as_of: a sealed time, a moment or a tag, which is not compacted.
+            time: the time of the change; None means the time of the commit. Then the change is computed again while
+                other clients commit first.
 
         Returns: a future, as `overwrite`.
 
         Raises (if the collection is keyed, the future may):
-            AsOfCompacted, AsOfNotSealed: it cannot be read as of that time.
+            AsOfCompacted, AsOfNotSealed: the collection cannot be read as of that time.
             InvalidUsage: it is a view, whose query determines its contents.
             UpdatesBeyondUpper, UpdateNotBeyondUpper, ReadOnly, ClientClosed: as for `overwrite`.
         """
@@ -354,14 +355,14 @@ class WritingCalls(KeyedCalls):
         expected_upper: int | Moment | Antichain | None = None,
         allow_future: bool = False,
     ) -> CommitFuture:
-        """Promise that no more updates come before upper. `Antichain()` completes it.
+        """Promise that no more updates come before upper. `Antichain()` completes the collection.
 
         Args:
             upper: a time, a moment, "now", or a frontier.
 
         Returns:
-            a future that resolves when the seal is durable, or to `FrontierRegression` if upper is behind the
-            current one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
+            a future that resolves when the seal is durable, or to `FrontierRegression` if upper is behind the current
+            one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
         """
         self.handle.check_plausible("upper", upper, allow_future=allow_future)
         return commit_seal(self.handle, upper, expected_upper=expected_upper)
@@ -416,7 +417,8 @@ def upsert_rows(
 
     Args:
         late_counts: counts the late events that are collected.
-        may_delete: otherwise None in a tuple is the value NULL, and a column `_deleted` is refused.
+        may_delete: whether None in a tuple, or a column `_deleted`, deletes keys. Otherwise None is the value NULL, and
+            `_deleted` is refused.
     """
     check_upserts(handle)
     if handle.as_keyed().keyed is not None:
@@ -424,8 +426,8 @@ def upsert_rows(
     end = _check_event_arguments(handle, "upsert", options, seal, late)
     if late == "collect":
         raise InvalidUsage(
-            f'late="collect" is for keyed collections: an upsert of {handle.name!r} changes what is there at once, '
-            "so it is at a time that is not sealed yet. Leave time out, and it is never late"
+            f'late="collect" is for keyed collections: an upsert of {handle.name!r} changes the contents at '
+            "once, at a time that must not be sealed. Leave time out, and it is never late"
         )
     handle = handle.with_future_times(allow_future=options.allow_future)
     stamp = handle.stamp(options.time, None)

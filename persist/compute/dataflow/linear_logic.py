@@ -1,12 +1,12 @@
 """The linear operators as methods, and linear logics: what such operators do, apart from any stream.
 
-A linear operator looks at one record at a time, whatever the others are. All of them are stages of one general
-operator, the `Linear` node of a plan. It turns an update into any number of updates, with times joined and diffs
-multiplied. So two linear operators in sequence are one linear operator, which `chain` returns:
+A linear operator computes its output from one record at a time. All of them are stages of one general
+operator, the `Linear` node of a plan. It turns an update into any number of updates, with times joined (least
+upper bound) and diffs multiplied. So two linear operators in sequence are one linear operator, which `chain` returns:
 
-    stream.linear(one.followed_by(other))  is  stream.linear(one).linear(other)
+    stream.linear(one.chain(other))  is  stream.linear(one).linear(other)
 
-A logic is checked against columns where it is applied to a stream, because it has none of its own.
+A logic has no columns of its own, so it is checked where it is applied to a stream.
 """
 
 from abc import ABC, abstractmethod
@@ -30,9 +30,9 @@ class LinearStep:
     """One linear operator, before its input columns are known.
 
     Attributes:
-        operator: how messages call it.
-        stage: returns its stage for some columns.
-        dimension: the dimension of the program's time that it looks at.
+        operator: its name in messages.
+        stage: returns the plan's stage for the columns of the input.
+        dimension: the dimension of the program's times that the operator reads.
     """
 
     operator: str
@@ -121,16 +121,19 @@ class LinearMethods(ABC, Generic[Made]):
     def unnest(self, **lists: Expression | Term) -> Made:
         """Repeat each record for each element of a list: `unnest(word=col("words"))`.
 
-        If there are several lists, a record gets their elements of one place, and NULL beyond the end of a shorter
-        list. A record whose lists are all NULL or empty is left out.
+        Several lists are read in parallel, with NULL beyond the end of a shorter list. A record whose lists are all
+        NULL or empty is left out.
         """
         if not lists:
             raise InvalidUsage('unnest() needs a list, and a name for its elements: unnest(word=col("words"))')
         return self._append_stage("unnest", stages.Unnest(tuple((name, to_term(term)) for name, term in lists.items())))
 
     def join_function(self, function: Function, *, schema: Columns) -> Made:
-        """Return the updates (record, time, diff) that a function returns for each record. Their times are joined with
-        the record's time, and their diffs multiplied with its diff. The times have no coordinates of iterations."""
+        """Return the updates (record, time, diff) that a function returns for each record.
+
+        The result's time is the least upper bound of the returned time and the record's. Its diff is the product of
+        their diffs. Returned times have no coordinates of iterations.
+        """
         stages.check_function(function, "join_function")
         flattened = stages.FlatMap(function, stages.to_record_schema(schema, "join_function"), "updates")
         return self.then(LinearStep("join_function", lambda _: flattened))
@@ -140,11 +143,10 @@ class LinearMethods(ABC, Generic[Made]):
         return self._append_stage("negate", stages.Negate())
 
     def temporal_filter(self, lower: Any = None, upper: Any = None, *, dimension: int = 0) -> Made:
-        """Let each record be there while time is in `[lower, upper)`, integer expressions of the record; None: no
-        bound.
+        """Let each record exist at the times in `[lower, upper)`, two integer expressions of the record.
 
-        A record whose lower or upper is NULL is never there, as in SQL. Give `lower=None` for records that have no
-        lower bound at all, or `coalesce` an expression that may be NULL. A window is a reduction over this:
+        `lower=None` or `upper=None` sets no bound. A record whose bound is NULL never exists, as in SQL; `coalesce` an
+        expression that may be NULL. A window is a reduction over this:
         `temporal_filter(col("at"), col("at") + 24)` holds the last 24 hours.
         """
         bounds = [None if bound is None else to_term(bound) for bound in (lower, upper)]
@@ -154,13 +156,14 @@ class LinearMethods(ABC, Generic[Made]):
     def delay(self, to: Any, *, dimension: int = 0) -> Made:
         """Move each update to the time of an expression: `delay((col("_time") // 60 + 1) * 60)`.
 
-        An update whose value is before its time is an error when the program runs. Inside an iteration it is refused in
-        a program that reads and writes collections, because that could not resume.
+        The program fails if an expression's value is before the update's time. A program that reads and writes
+        collections may not delay inside an iteration, because it could not resume.
         """
         stage = stages.Delay(to_term(to), dimension)
         return self.then(LinearStep("delay", lambda _: stage, dimension))
 
     def _append_stage(self, operator: str, stage: stages.Stage) -> Made:
+        """Return the stream or logic after a stage that does not depend on the columns."""
         return self.then(LinearStep(operator, lambda _: stage))
 
 
@@ -182,7 +185,7 @@ class Logic(LinearMethods["Logic"]):
     def chain(self, other: "Logic") -> "Logic":
         """Return the logic that applies this one, and then the other one."""
         if not isinstance(other, Logic):
-            raise InvalidUsage(f"followed_by: {other!r} is not a Logic; begin one with Logic()")
+            raise InvalidUsage(f"chain: {other!r} is not a Logic; begin one with Logic()")
         return Logic(*self.steps, *other.steps)
 
     def __repr__(self) -> str:

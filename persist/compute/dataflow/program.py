@@ -38,7 +38,7 @@ class Program(Draft):
 
     Attributes:
         name: names the program's holds and its outputs' owner; unique in a location.
-        dimensions: of its times: 1 for integers; more for tuples of so many integers, in the product partial order.
+        dimensions: of its times: 1 for integers; n for tuples of n integers, in the product partial order.
         engine: where `source` looks columns up; None before `using` is called.
     """
 
@@ -112,6 +112,7 @@ class Program(Draft):
         return Stream(self, source.number)
 
     def add_upper(self, collection: str) -> Stream:
+        """Return a stream without records that is complete as far as a collection is sealed."""
         self._check_read(collection)
         return Stream(self, self.plan.add(plans.Upper(collection), (), pa.schema([])).number)
 
@@ -182,8 +183,9 @@ class Program(Draft):
         return Running(self, get_engine(client), Options.of(options))
 
     def drop(self, client: OnEngine | Engine) -> None:
-        """End the program: release its holds on its sources, and drop what it keeps in hidden collections. Its outputs
-        stay as they are; drop them if they should go.
+        """End the program: release its holds on its sources, and drop its hidden collections.
+
+        Its outputs stay as they are; drop them if they should go.
 
         A copy that still runs goes on, but cannot be resumed when its sources have been compacted. A copy with hidden
         collections ends with CollectionNotFound.
@@ -198,9 +200,11 @@ class Program(Draft):
                 drop(load_handle(engine, name)).result()
 
     def name_hidden_collection(self, number: int) -> str | None:
+        """Return the name of the hidden collection for the output of a node."""
         return make_kept_name(self.name, number)
 
     def list_kept_names(self, engine: Engine) -> list[str]:
+        """Return the names of all hidden collections of the program."""
         return list_hidden_collections(engine, self.name)
 
     def check(self) -> None:
@@ -219,7 +223,7 @@ class Program(Draft):
 class Scope:
     """An iteration: collections enter it, variables go round in it, and results leave it when nothing changes any more.
 
-    `number`: in the plan.
+    `number`: the number of the scope in the plan.
     """
 
     def __init__(self, program: Program, number: int) -> None:
@@ -233,20 +237,18 @@ class Scope:
     def enter_at(self, stream: Stream, expression: Expression) -> Stream:
         """Return a stream of the enclosing scope; each record enters at an iteration.
 
-        Late records find the results of earlier ones settled. If labels spread and the least ones enter first, a
-        greater label never spreads past a lesser one. (`propagate_at` of differential dataflow's graph algorithms.) The
-        numbers only order: an iteration in which nothing changes is skipped.
+        A record that enters later meets settled results of the records before it. If labels spread and the least ones
+        enter first, a greater label never spreads past a lesser one. (`propagate_at` of differential dataflow's graph
+        algorithms.) The numbers only order: an iteration in which nothing changes is skipped.
 
-        Args:
-            expression: a whole number from 0 to 2**62 for each record.
+        `expression`: a whole number from 0 to 2**62 for each record.
 
-        Raises:
-            OperatorFailed: when it runs, if a number is negative, greater than 2**62 or NULL.
+        Raises OperatorFailed: when it runs, if a number is negative, greater than 2**62 or NULL.
         """
         return stream.enter_with_rounds(self.number, expression)
 
     def variable(self, name: str, initial: Stream | None = None, *, schema: Columns | None = None) -> "Looped":
-        """Return a collection that is initial (or empty) in the first iteration, and then what it is `set` to.
+        """Return a collection that is `initial`, or empty, in the first iteration; see `Looped.set`.
 
         `schema`: its columns, if there is no initial stream.
         """
@@ -275,7 +277,7 @@ class Scope:
 
 
 class Looped(Stream):
-    """The collection of a variable in each iteration."""
+    """The stream of a variable of a scope: its collection in each iteration."""
 
     def __init__(self, program: Program, number: int, variable: int, initial: Stream | None) -> None:
         super().__init__(program, number)
@@ -283,7 +285,7 @@ class Looped(Stream):
         self._initial = initial
 
     def set(self, result: Stream) -> None:
-        """Let the variable be result in the next iteration.
+        """Define the variable's collection in the next iteration as `result`.
 
         Raises NotConsolidated: the cycle has no operator that consolidates.
         """
@@ -327,7 +329,7 @@ def get_engine(client: OnEngine | Engine | None) -> Engine | None:
 
 
 class Together(Draft):
-    """Several programs as one, with common sources read once.
+    """Several programs that run as one; sources that are equal are read once.
 
     Raises:
         InvalidUsage: they differ in dimensions, or share the name of a program, an input or an output; or one reads
@@ -351,6 +353,7 @@ class Together(Draft):
         self._check_disjoint()
 
     def list_holds(self, collection: str) -> list[str]:
+        """Return the names of the holds that the programs that read a collection have on it."""
         names = []
         for program in self._programs:
             reads = any(
@@ -361,9 +364,11 @@ class Together(Draft):
         return names
 
     def name_hidden_collection(self, number: int) -> str | None:
+        """Return the name of a node's hidden collection; None if it stores nothing."""
         return self._kept.get(number)
 
     def list_kept_names(self, engine: Engine) -> list[str]:
+        """Return the names of the hidden collections of all programs."""
         return [name for program in self._programs for name in program.list_kept_names(engine)]
 
     def _add_program(self, program: Program) -> None:
@@ -409,6 +414,6 @@ class Together(Draft):
 def open_together(programs: Sequence[Program], client: OnEngine | Engine | None = None, **options: Any) -> Running:
     """Start several programs as one; see `Program.open`. Each can be opened alone, or with others, another time.
 
-    Their captures and probes work as if they ran alone. Inputs have their names.
+    Captures, probes and the names of inputs are as if each ran alone.
     """
     return Running(Together(programs), get_engine(client), Options.of(options))

@@ -1,7 +1,7 @@
 """A stream: a collection in a program, and the operators on it. Each call adds a node to the plan and returns a stream.
 
-Mistakes in names and types are errors here, when the program is built. A stream of an outer scope that meets one of an
-inner scope enters it by itself.
+Mistakes in names and types are errors here, when the program is built. If a stream of an outer scope is combined with
+one of an inner scope, it enters the inner scope by itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,21 +43,21 @@ class Stream(LinearMethods["Stream"]):
 
     @property
     def node(self) -> plans.Node:
-        """Its node in the plan."""
+        """The plan's node that computes the stream."""
         return self.program.plan.nodes[self.number]
 
     @property
     def schema(self) -> pa.Schema:
-        """Its columns."""
+        """The columns of the stream's records, as an Arrow schema."""
         return self.node.schema
 
     @property
     def columns(self) -> list[str]:
-        """The names of its columns."""
+        """The names of the columns of the stream's records."""
         return list(self.schema.names)
 
     def named(self, name: str) -> "Stream":
-        """Give the operator a name, which errors and `explain` call it by."""
+        """Name the operator of this stream, for errors and `explain`."""
         self.program.plan.replace_node(self.number, name=name)
         return self
 
@@ -80,7 +80,7 @@ class Stream(LinearMethods["Stream"]):
         return self.linear(Logic(step))
 
     def concat(self, *others: "Stream") -> "Stream":
-        """Return the records of this and of others: multiplicities add up."""
+        """Return the records of this stream and of others: multiplicities add up."""
         streams = self._enter_common_scope(others)
         schema = check_same_schema([(stream.schema, stream.node.title) for stream in streams])
         return self._add_node(plans.Concat(), streams, schema)
@@ -94,8 +94,8 @@ class Stream(LinearMethods["Stream"]):
     def sealed_with(self, *others: "Stream | str") -> "Stream":
         """Return the same records, complete only as far as other streams, or named collections, are.
 
-        For example, its output has the same contents, but seals a time only when the others are complete there. Of a
-        named collection only the upper is read. Cost: waiting updates are kept.
+        An output of the result seals a time only when all others are complete there. Only the upper of a named
+        collection is read. Cost: waiting updates are kept.
         """
         if not others:
             raise InvalidUsage('sealed_with: name a stream or a collection to wait for: sealed_with("orders")')
@@ -130,21 +130,21 @@ class Stream(LinearMethods["Stream"]):
         )
 
     def cross(self, other: "Stream") -> "Stream":
-        """Return all pairs of records. Cost: each change meets all of the other side."""
+        """Return all pairs of records. Cost: each change is paired with all records of the other side."""
         this_side, other_side = self._enter_common_scope([other])
         return self._add_node(
             plans.Join(((),)), [this_side, other_side], join_schemas("cross", this_side.schema, other_side.schema, ())
         )
 
     def semijoin(self, other: "Stream", on: On) -> "Stream":
-        """Return the records whose key the other one has, however often."""
+        """Return the records whose key the other stream has, however often."""
         this_side, other_side = self._enter_common_scope([other])
         pairs = pair_join_columns("semijoin", on, this_side.schema, other_side.schema)
         keys = other_side._map_terms({this_name: Col(other_name) for this_name, other_name in pairs}).distinct()
         return this_side.join(keys, [this_name for this_name, _ in pairs])
 
     def antijoin(self, other: "Stream", on: On) -> "Stream":
-        """Return the records whose key the other one does not have, and records with NULL in their key."""
+        """Return the records whose key the other stream lacks, and records with NULL in their key."""
         return self - self.semijoin(other, on)
 
     def left_join(self, other: "Stream", on: On) -> "Stream":
@@ -175,7 +175,8 @@ class Stream(LinearMethods["Stream"]):
     ) -> "Stream":
         """Return the last event of each key, unless it is a tombstone.
 
-        An event that comes late changes nothing if a later one is there, and does not bring back what was deleted.
+        An event that arrives late changes nothing if a later event of its key exists; it does not bring back a deleted
+        key.
 
         Args:
             order_by: columns; the other columns break ties.
@@ -206,7 +207,7 @@ class Stream(LinearMethods["Stream"]):
             function: `function(state, event)` returns the next state and the records for this event; an event of
                 multiplicity n comes n times.
             order_by: columns of the events; the other columns break ties.
-            schema: the columns of its records, behind the key.
+            schema: the columns of the emitted records, which follow the key.
             initial: the state of a key before its first event. It is copied for each key.
         """
         check_function(function, "machine")
@@ -236,7 +237,7 @@ class Stream(LinearMethods["Stream"]):
         """Return the fixed point of body, from this collection on.
 
         Body is called once, with the collection of an iteration, and returns the next one; streams from outside enter
-        by themselves. After limit iterations without a fixed point it raises `NotConverging`.
+        by themselves. After `limit` iterations without a fixed point the program raises `NotConverging`.
         """
         check_function(body, "iterate")
         plan = self.program.plan
@@ -279,8 +280,8 @@ class Stream(LinearMethods["Stream"]):
         """Return a capture of the complete updates of this stream, which also shows early ones.
 
         Its tables have one column more, `_early`. If it is true, the time was not complete when the last step ended:
-        updates of that time may be added or retracted. Operators without state pass records on at once; others have
-        complete updates only. Memory: all of it.
+        updates of that time may be added or retracted. Operators without state pass records on at once; operators
+        with state emit complete updates only. Memory: all updates.
         """
         self._check_root("early")
         return self.program.add_capture(
@@ -304,7 +305,7 @@ class Stream(LinearMethods["Stream"]):
     # Inside.
 
     def _map_terms(self, outputs: Mapping[str, Term]) -> "Stream":
-        """Return the stream of some expressions, which may be empty."""
+        """Return a stream of computed columns, of which there may be none."""
         return self.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
     def _derive_schema(self, stage: Stage, input_schema: pa.Schema, operator: str) -> pa.Schema:
@@ -314,6 +315,7 @@ class Stream(LinearMethods["Stream"]):
         return schema
 
     def _add_node(self, operator: plans.Operator, streams: Iterable["Stream"], schema: pa.Schema) -> "Stream":
+        """Return the output of a new operator on some streams."""
         inputs = list(streams)
         numbers = tuple(stream.number for stream in inputs)
         return Stream(self.program, self.program.plan.add(operator, numbers, schema, inputs[0].node.scope).number)
@@ -334,7 +336,7 @@ class Stream(LinearMethods["Stream"]):
         return [stream.enter_scope(inner) for stream in streams]
 
     def enter_scope(self, scope: int) -> "Stream":
-        """Return this stream inside a scope: itself, or entered from one outside of it."""
+        """Return this stream inside a scope: itself, or entered from an outer scope."""
         scopes, path, at = self.program.plan.scopes, list[int](), scope
         while at != self.node.scope:
             if at == plans.ROOT:
@@ -351,7 +353,7 @@ class Stream(LinearMethods["Stream"]):
         return stream
 
     def enter_with_rounds(self, scope: int, expression: Expression) -> "Stream":
-        """Return this stream inside a scope that is directly in its own, each record from an iteration on."""
+        """Return this stream in a scope directly inside its own; each record enters at an iteration."""
         if self.program.plan.scopes[scope].parent != self.node.scope:
             raise InvalidUsage(
                 f"enter_at: {self.node.title} is not in the scope around {self.program.plan.scopes[scope].name!r}; "
@@ -375,10 +377,12 @@ class Stream(LinearMethods["Stream"]):
         return Stream(self.program, number)
 
     def _check_root(self, operator: str) -> None:
+        """Raise InvalidUsage if the stream is inside an iteration."""
         if self.node.scope != plans.ROOT:
             raise InvalidUsage(f"{operator}: {self.node.title} is inside an iteration; let it leave its scope first")
 
     def _check_dimension(self, operator: str, dimension: int) -> None:
+        """Raise InvalidUsage unless times of the program have a dimension."""
         if (
             isinstance(dimension, bool)
             or not isinstance(dimension, int)
@@ -412,7 +416,7 @@ class Grouped:
         return self.aggregate(aggregates)
 
     def aggregate(self, aggregates: Mapping[str, Aggregate], *, is_complete: bool = False) -> Stream:
-        """Do what `agg` does; or, for counts and totals, keep empty groups too."""
+        """Do what `agg` does; with `is_complete`, a group exists while a count or total is not 0."""
         if not aggregates:
             raise InvalidUsage('agg() needs what to aggregate: agg(total=col("amount").sum())')
         values: dict[str, Term] = {}
@@ -492,8 +496,9 @@ class Grouped:
     def reduce(self, function: Function, *, schema: Columns) -> Stream:
         """Return the records that a function returns for each non-empty group.
 
-        It is called with the key and a list of pairs (record, multiplicity), and returns pairs of a record with the
-        columns of schema and its multiplicity. It must return equal results for equal multisets, in whatever order.
+        The function is called with the key and a list of pairs (record, multiplicity). It returns pairs of a record,
+        with the columns of schema, and its multiplicity. It must return equal results for equal multisets, in whatever
+        order.
         """
         check_function(function, "reduce")
         columns = to_record_schema(schema, "reduce")
@@ -512,13 +517,16 @@ class Grouped:
         return name
 
     def _map_all_columns(self) -> tuple[Stream, tuple[str, ...]]:
+        """Return a stream of keys and values, and the names of the values."""
         values: dict[str, Term] = {name: Col(name) for name in self._stream.columns if name not in self._keys}
         return self._map_terms(values), tuple(values)
 
     def _map_terms(self, values: dict[str, Term]) -> Stream:
+        """Return a stream of the keys and of some computed values."""
         return self._stream._map_terms({**self._keys, **values})
 
     def _reduce(self, mapped: Stream, values: tuple[str, ...], logic: plans.Logic, columns: pa.Schema) -> Stream:
+        """Return the stream of a reduction of keys and values by a logic."""
         keys = tuple(self._keys)
         schema = pa.schema([*(mapped.schema.field(name) for name in keys), *columns])
         check_column_names("reduce", schema)

@@ -6,12 +6,12 @@
         value   all other columns of the collection, those of its key first
         view    { version, number, inputs: [id], index: [ids of the columns as the index has them] }
 
-It holds the whole value and not only keys. The facts of one dimension value are scattered in the order of their own
-key: with keys alone, a look-up of a thousand of them would read nearly all row groups of a collection of ten million.
+An index holds whole records, not only keys. Records that agree in an indexed column are scattered in the collection's
+order: with keys alone, a look-up of a thousand of them would read nearly all row groups of a collection of ten million.
 In the index they are adjacent. So an index takes as much room as its collection.
 
-Its contents are valid as of one time, its last sealed one, so its history is given up at once. The contents of the
-collection at any other time are the index's plus the changes between, or minus them: diffs are a group. So an index may
+Its contents are valid as of one time, its last sealed one, so its history is given up at once. To read the
+collection at another time, the changes in between are added to the index's contents, or subtracted. So an index may
 be older or newer than the read, and a client refreshes it when it pays.
 
 A permanent hold keeps the changes of the collection after that time. It also keeps the indexed columns from being
@@ -42,12 +42,12 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index, as this client knows it.
+    """An index of a collection, by the state that this client knows.
 
     Attributes:
-        handle: the collection that it is.
+        handle: the collection that stores the index.
         contents: the state of that collection.
-        ids: of the columns of the indexed collection, in the order in which the index has them.
+        ids: the ids of the indexed collection's columns, in the order of the index's columns.
     """
 
     handle: CollectionHandle
@@ -65,7 +65,7 @@ class Index:
         return self.ids[: len(self.handle.schema.key_names)]
 
     def map_names(self, schema: CollectionSchema) -> dict[str, str]:
-        """Return the index's names of the columns that it has unchanged."""
+        """Return the index's column names by the collection's, for columns that are unchanged."""
         held_names = {
             id_: (name, kind)
             for id_, name, kind in zip(self.ids, self.handle.schema.names, self.handle.schema.shapes, strict=True)
@@ -83,19 +83,19 @@ class Index:
         return columns if all(columns) else None
 
     def fits(self, schema: CollectionSchema) -> bool:
-        """Return whether it has exactly the columns of a schema, unchanged."""
+        """Return whether the index has exactly the columns of a schema, unchanged."""
         return len(self.map_names(schema)) == len(schema.names) == len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexInfo:
-    """An index as users see it.
+    """A description of an index for users.
 
     Attributes:
         columns: the indexed columns, by their current names.
         as_of: the time as of which it equals its collection; -1 if nothing is sealed yet.
-        rows: how many it has, including updates that cancel.
-        bytes: that it takes in the store.
+        rows: how many updates it has, including updates that cancel out.
+        bytes: its size in the store.
     """
 
     columns: tuple[str, ...]
@@ -126,7 +126,7 @@ def list_indexed_columns(handle: CollectionHandle) -> tuple[tuple[str, ...], ...
 
 
 def load_index(engine: Engine, id_: str) -> Index | None:
-    """Return the index of an id; None if it is gone."""
+    """Return the index with an id; None if it does not exist any more."""
     try:
         return _parse_index(engine, engine.follower.require(id_, id_))
     except CollectionNotFound:
@@ -177,7 +177,7 @@ def draft_index(
     """Return a new index, and the step that creates it.
 
     Args:
-        schema: the newest of its collection.
+        schema: the newest schema of the collection.
         wanted: the ids of the columns to index.
     """
     fields = dict(zip(schema.ids, (schema.declared.field(name) for name in schema.names), strict=True))
@@ -212,5 +212,6 @@ def drop_index(handle: CollectionHandle, columns: Sequence[str]) -> CommitFuture
 
 
 def list_ids(schema: CollectionSchema, names: Sequence[str]) -> tuple[int, ...]:
+    """Return the ids of some columns of a schema, by their names."""
     ids = dict(zip(schema.names, schema.ids, strict=True))
     return tuple(ids[name] for name in names)

@@ -1,9 +1,9 @@
-"""Records found by an index: its contents for some keys, and the changes between its time and the requested one.
+"""Reads records by an index: its contents for some keys, and the changes between its time and the requested one.
 
 Refreshes look up keys (`IndexPath.find_records`). Reads look up the rows that pass a filter (`find_by_index`). An index
 is cut into ranges of its keys, and Arrow determines whether the filter may be true between the least and the greatest
-key of each. So any filter narrows: by `=`, `in`, bounds, prefixes of several columns, or these joined by `and` and
-`or`.
+key of each. So any filter reduces what is read: by `=`, `in`, bounds, prefixes of several columns, or these joined by
+`and` and `or`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,9 +44,9 @@ class IndexPath:
     """A plan for finding records by some columns; it can be pickled.
 
     Attributes:
-        columns: of the collection, that records are found by, in the order of the index's key.
-        names: of the columns that are read.
-        own: the index's names of these.
+        columns: the collection's columns by which records are found, in the order of the index's key.
+        names: the collection's names of the columns that are read.
+        own: the index's names of the same columns.
         contents: the scan of the index.
         changes: the scan of the collection between the time of the index and the requested one.
         is_ahead: whether the index's time is the later one.
@@ -79,6 +79,7 @@ class IndexPath:
             raise make_collected_error(error) from error
 
     def _rename_keys(self, keys: pa.Table) -> pa.Table:
+        """Return keys as a table with the names of the index's key columns."""
         return keys.select([*self.columns]).rename_columns([*self.contents.schema.key_names])
 
 
@@ -137,9 +138,9 @@ class IndexScan:
 
     Attributes:
         scan: the replaced scan.
-        path: the index.
-        ranges: of the index, whose rows may pass the filter.
-        changes: of the collection, likewise; None without any.
+        path: the plan for reading the index.
+        ranges: the slices of the index whose rows may pass the filter.
+        changes: the slice of the collection's changes that may pass it; None if there are none.
     """
 
     scan: Scan
@@ -231,7 +232,7 @@ def enable_index_reads(handle: CollectionHandle, snapshot: Snapshot) -> Snapshot
 
 
 def _plan_lookup(path: IndexPath, scan: Scan) -> IndexScan | None:
-    """Return a plan that finds a scan's rows by an index, or None."""
+    """Return a plan that finds a scan's rows by an index; or None."""
     changes = path.changes if path.changes is None else narrow_scan(path.changes, scan.filter)
     if path.changes is not None and changes is None:
         return None
@@ -245,13 +246,13 @@ def _plan_lookup(path: IndexPath, scan: Scan) -> IndexScan | None:
 
 
 def _select_slices(path: IndexPath, scan: Scan, pieces: Sequence[Scan]) -> list[Scan]:
-    """Return the slices of an index that may have matching rows."""
+    """Return the slices of an index whose rows may pass the filter of a scan."""
     bounds = [(piece.keys.lower, piece.keys.upper) for piece in pieces]
     return [pieces[at] for at in select_matching_ranges(bounds, scan.filter, scan.schema, path.columns)]
 
 
 def _join_slices(whole: Scan, pieces: Sequence[Scan]) -> Iterator[Scan]:
-    """Merge adjacent slices, in order."""
+    """Yield slices of a scan in order, with adjacent slices merged."""
     at = 0
     while at < len(pieces):
         first = at

@@ -82,11 +82,9 @@ def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
 def build_index(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = None) -> Index:
     """Build an index as of the last sealed time, in one commit.
 
-    Args:
-        old: the index that it replaces.
+    `old`: the index that the new one replaces, if any.
 
-    Raises:
-        CollectionExists: another client has built it.
+    Raises CollectionExists: another client has built it.
     """
     drops = [] if old is None else make_drop_steps(handle.engine, [old.contents])[0]
     contents = handle.contents()
@@ -143,18 +141,22 @@ def _make_writes(index: Index, tables: Iterable[pa.Table], names: dict[str, str]
 
 
 def _read_contents(held: Snapshot, as_of: int) -> Iterator[pa.Table]:
+    """Yield the contents of a snapshot as updates at its time."""
     for batch in held.to_batches():
         times = pa.repeat(pa.scalar(as_of, pa.int64()), len(batch))
         yield pa.Table.from_batches([batch]).append_column("_time", times)
 
 
 def _make_seal_step(index: Index, as_of: int) -> list[Step]:
+    """Return the steps that seal an index after a time and give up its earlier times."""
     return [kinds.Seal(index.handle.id, encode_frontier(as_of + 1)), kinds.AllowCompaction(index.handle.id, (as_of,))]
 
 
 def refresh_indexes(engine: Engine, collections: Iterable[str]) -> None:
-    """Refresh the indexes of some collections, by their ids, that are far enough behind; a client that only reads may
-    not. Cost: nothing if none is, as far as this client knows, and otherwise one commit for each collection.
+    """Refresh those indexes of some collections (by id) that lag far enough.
+
+    A client that only reads skips this. Cost: nothing if the known states show no lag; otherwise one commit for each
+    collection.
     """
     for id_ in collections:
         if list_arrangements(engine, id_, [INDEX_PREFIX]):
@@ -191,7 +193,7 @@ def _refresh_indexes(handle: CollectionHandle, least_rows: int) -> None:
 
 
 def _is_refresh_due(index: Index, contents: CollectionState, least_rows: int) -> bool:
-    """Return whether an index lags by so many rows."""
+    """Return whether an index lags by enough rows or parts, or has other columns."""
     if index.contents.upper >= contents.upper:
         return not index.fits(contents.schema)
     new = [part for part in contents.history_parts if part.time_max > index.as_of]
@@ -199,6 +201,7 @@ def _is_refresh_due(index: Index, contents: CollectionState, least_rows: int) ->
 
 
 def _can_continue(index: Index, contents: CollectionState) -> bool:
+    """Return whether the collection still has all changes after the index's time."""
     return make_index_hold_name(index.handle.id) in contents.holds and max(index.as_of, 0) >= contents.since
 
 

@@ -11,6 +11,6 @@ from persist.compute.query.definition import Definition, classify_statement
 from persist.compute.query.parsing import walk_parts
 from persist.compute.query.result import QUERIES_MAX, AsOf, Queries, QueryResult, check_is_query
 from persist.compute.query.statements import Outcome, execute
-from persist.compute.query.tables import Path, add_functions, match_collection, quote_name
+from persist.compute.query.tables import Path, add_functions, match_collection, quote_name, quote_text
 from persist.compute.query.time_windows import check_lengths, find_windowed_table, is_time_window, list_arguments
 from persist.compute.query.transaction import ServedSql, Transaction

@@ -1,7 +1,7 @@
 """The collections of a location, as DuckDB's catalog tables show them.
 
-`SHOW TABLES`, `information_schema` and the like list the tables of DuckDB. So for a query of these, each collection
-becomes an empty table, or a view, with its columns.
+`SHOW TABLES`, `information_schema` and the like list the tables of DuckDB. So before a query of these, each collection
+is created as an empty table, or a view, with its columns.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,8 +27,8 @@ class TableDescription:
     """The description of a collection as an SQL table.
 
     Attributes:
-        schema: the part of its name before the last dot; "main" if there is none.
-        table: the rest of its name.
+        schema: the part of the collection's name before the last dot; "main" if there is none.
+        table: the rest of the collection's name.
         is_view: whether a query defines it.
         key: the unique columns; empty without any.
         columns: their names and types.
@@ -82,7 +82,7 @@ def reads_catalog(parsed: Any) -> bool:
 
 
 def create_tables(connection: Any, tables: Sequence[TableDescription], known: Collection[str]) -> None:
-    """Make all tables of a connection, without rows. `known`: the names of collections whose tables exist already."""
+    """Create an empty table on a connection for each collection not among `known`."""
     names: dict[tuple[str, str], str] = {}
     for about in tables:
         other = names.setdefault((fold_case(about.schema), fold_case(about.table)), about.name)

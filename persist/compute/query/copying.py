@@ -25,10 +25,9 @@ def is_copy(sql: str) -> bool:
 def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> tuple[str, int]:
     """Write rows to a file with the caller's rights; return its name, as given, and how many rows.
 
-    DuckDB writes a file beside it first, and renames that when all rows are in it.
+    DuckDB writes a temporary file in the same folder, and renames it when it has all rows.
 
-    Args:
-        variables: as for `QueryResult`; None allows no file.
+    `variables`: as for `QueryResult`; None refuses to write a file.
     """
     match = _COPY.match(sql)
     if variables is None:
@@ -77,7 +76,7 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
 
 
 def _parse_copied_query(source: str) -> str:
-    """Return the query of the rows that a COPY names before its TO."""
+    """Return the query whose rows a COPY writes; for a table, a SELECT from it."""
     source = source.strip()
     if source.startswith("("):
         return source[1 : source.rindex(")")]

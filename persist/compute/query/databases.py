@@ -34,9 +34,9 @@ class QueryLimits:
     """The limits of a query by a client of a server.
 
     Attributes:
-        memory_bytes: for what DuckDB keeps. Nothing is spilled to disk.
-        timeout_s: from the request for the first row to the last row.
-        rows_max: of the answer.
+        memory_bytes: how much memory DuckDB may use. Nothing is spilled to disk.
+        timeout_s: the longest time from the request for the first row to the last row.
+        rows_max: the most rows of the answer.
     """
 
     memory_bytes: int = 1 << 30
@@ -56,7 +56,7 @@ class QueryLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The settings of a database. With a limit of memory it is for clients of a server: without spills."""
+    """The settings of a database. A limit of memory also forbids spills and files."""
 
     reads_files: bool
     memory_bytes: int | None
@@ -76,10 +76,10 @@ class _Settings:
 
 
 class LentDatabase:
-    """A connection to a lent database.
+    """A connection to a database that is lent to one borrower.
 
     Attributes:
-        connection: of DuckDB.
+        connection: the connection of DuckDB.
         is_empty: whether the borrower leaves nothing in the database. The borrower sets it.
     """
 
@@ -109,10 +109,10 @@ def open_database(limits: QueryLimits) -> Any:
 
 @contextmanager
 def lend_database(*, reads_files: bool = False, limits: QueryLimits | None = None) -> Iterator[LentDatabase]:
-    """Lend a database for a while.
+    """Context that lends a database of DuckDB, and takes it back at the end.
 
     Args:
-        reads_files: whether queries may read files and URLs, and let DuckDB load what it needs for that.
+        reads_files: whether queries may read files and URLs, for which DuckDB may load extensions.
         limits: of queries by clients of a server; None for queries of this process.
     """
     lent = LentDatabase(_Settings(reads_files and limits is None, None if limits is None else limits.memory_bytes))
@@ -127,13 +127,14 @@ _HARMLESS = {"generate_series", "range", "unnest"}
 
 @cache
 def _list_table_functions() -> frozenset[str]:
+    """Return the names of DuckDB's table functions that may change a database."""
     names = "SELECT lower(function_name) FROM duckdb_functions() WHERE function_type NOT IN ('scalar', 'aggregate')"
     with get_calculator().cursor() as connection:
         return frozenset(name for (name,) in connection.execute(names).fetchall()) - _HARMLESS
 
 
 def cannot_change_database(sql: str) -> bool:
-    """Return whether a text surely calls no table function that changes a database."""
+    """Return whether a text surely calls no table function that may change a database."""
     return _list_table_functions().isdisjoint(map(str.lower, list_words(sql)))
 
 
@@ -142,6 +143,7 @@ _idle: defaultdict[tuple[int, _Settings], deque[Any]] = defaultdict(deque)
 
 
 def _take_idle_database(kind: tuple[int, _Settings]) -> Any:
+    """Return an idle database with these settings, which is idle no more; None without one."""
     try:
         return _idle[kind].pop()
     except IndexError:

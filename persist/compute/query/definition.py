@@ -1,7 +1,7 @@
-"""The meaning of statements of SQL that define collections: CREATE, DROP, ALTER and COMMENT.
+"""Parses statements of SQL that define collections: CREATE, DROP, ALTER and COMMENT.
 
-DuckDB carries a statement out on an empty table, or view, with the columns of the collection. The differences of its
-catalog before and after are the meaning of the statement. So the grammar is DuckDB's. Parts that a collection cannot
+DuckDB runs a statement on an empty table, or view, with the columns of the collection. The difference of DuckDB's
+catalog before and after shows what the statement changes. So the grammar is DuckDB's. Parts that a collection cannot
 have, such as a CHECK, are found and refused.
 """
 
@@ -52,7 +52,7 @@ class Definition:
 
     Attributes:
         verb: such as "COMMENT ON", in upper case; so are kind and condition.
-        path: of the table, or of the column of a COMMENT ON COLUMN.
+        path: the path of the table, or of the column of a COMMENT ON COLUMN.
     """
 
     verb: str
@@ -75,7 +75,7 @@ class Definition:
 
     @property
     def words(self) -> str:
-        """The first words, such as "CREATE TABLE"."""
+        """The first words of the statement, such as "CREATE TABLE"."""
         return f"{self.verb} {self.kind}"
 
     @property
@@ -83,7 +83,9 @@ class Definition:
         """The query of a CREATE … AS; None if there is none."""
         parts = split_at_keyword(self.rest, "as") if self.verb == "CREATE" else None
         if parts is not None and parts[0].strip():
-            raise InvalidUsage(f"{self.words} … {parts[0].strip()[:40]}: name columns in the query, by AS")
+            raise InvalidUsage(
+                f"{self.words} … {parts[0].strip()[:40]}: leave the column list out; name columns in the query with AS"
+            )
         return None if parts is None else parts[1].strip().rstrip(";")
 
     def find_table(self, names: Sequence[str]) -> tuple[str, bool]:
@@ -156,7 +158,7 @@ class Definition:
             return TableChange(evolution=self._diff_columns(before.columns, after.columns, types))
 
     def _diff_columns(self, before: "_Columns", after: "_Columns", types: Any) -> dict[str, Any]:
-        """Return arguments of `evolve`; none if an IF EXISTS does not apply."""
+        """Return the arguments of `evolve` for a change; none if IF EXISTS makes it void."""
         added = [name for name in after if name not in before]
         dropped = [name for name in before if name not in after]
         changed = [name for name, facts in after.items() if name in before and facts != before[name]]
@@ -182,7 +184,7 @@ class Definition:
         )
 
     def _run_with_path(self, connection: Any, path: Path) -> None:
-        """Run the statement on the table of another path."""
+        """Run the statement, with another path in place of its table's."""
         column = format_path(self.path[-1:]) if self.kind == "COLUMN" else ""
         words = (self.verb, "OR REPLACE" * self.is_replacing, self.kind, self.condition)
         sql = f"{' '.join(filter(None, words))} {format_path(path)}{'.' * bool(column)}{column}{self.rest}"
@@ -204,12 +206,12 @@ def _list_fields(relation: Any) -> list[pa.Field]:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """The change of a collection; without any, the collection is dropped.
+    """What a DROP, ALTER or COMMENT changes; without any attribute, the collection is dropped.
 
     Attributes:
-        name: the new name.
+        name: the new name; None keeps the old one.
         evolution: arguments of `evolve`.
-        comments: texts by column; that of the collection has the key "".
+        comments: the comment of each column by its name, and of the collection by "".
     """
 
     name: str | None = None
@@ -222,11 +224,11 @@ _Columns = Mapping[str, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class _TableCatalog:
-    """The catalog entries of the only table of a connection.
+    """DuckDB's catalog entries of the only table of a connection.
 
     Attributes:
-        columns: the type, default and nullability of each, by name.
-        comments: of columns, by name.
+        columns: the type, default and nullability of each column, by name.
+        comments: the comments of columns, by name.
     """
 
     table: str
@@ -236,7 +238,7 @@ class _TableCatalog:
 
     @classmethod
     def read(cls, connection: Any) -> "_TableCatalog":
-        """Read the catalog of a connection."""
+        """Read the entries from a connection."""
         (table, comment), *_ = connection.execute(_TABLES).fetchall() or [("", None)]
         columns = connection.execute(_COLUMNS).fetchall()
         facts = {name: tuple(facts) for name, *facts, _ in columns}
@@ -253,6 +255,7 @@ def classify_statement(sql: str) -> Literal["change", "definition", "copy"] | No
 
 
 def _make_refusal(name: str, text: str) -> InvalidUsage:
+    """Return the error for a part of CREATE TABLE that collections do not have."""
     return InvalidUsage(
         f"{text!r:.200} is not what a collection has: {name!r} may have columns with types, NOT NULL and one PRIMARY "
         "KEY. Leave it out, and check rows before you write them"

@@ -48,7 +48,7 @@ def find_document_filters(parsed: Any, tables: Mapping[Path, Sequence[str]]) -> 
 
     Args:
         parsed: the query, as DuckDB parses it.
-        tables: the columns of documents of each collection.
+        tables: for each collection, its columns that contain JSON documents.
     """
     paths = {normalise_path(path): path for path, documents in tables.items() if documents}
     if not paths:
@@ -84,6 +84,7 @@ def iterate_conjuncts(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _get_table_path(node: dict[str, Any]) -> Path:
+    """Return the path of a table in a parsed query, in lower case."""
     parts = (node["catalog_name"], node["schema_name"], node["table_name"])
     return normalise_path(tuple(part for part in parts if part))
 
@@ -134,7 +135,7 @@ def _convert_comparison(
 def _convert_value(
     node: dict[str, Any], columns: Mapping[str, str], names: set[str]
 ) -> tuple[pc.Expression, bool] | None:
-    """Return a value of a document as text, and whether the node is text; None for other nodes."""
+    """Return a document's value as text, and whether the node has the type text; or None."""
     steps: list[_Step] = []
     is_text = False
     while node["type"] != "COLUMN_REF":

@@ -55,7 +55,7 @@ def parse_query(query: str, connection: Any) -> Any:
 def make_statement_refusal(sql: str, kind: str = "") -> InvalidUsage:
     """Return the error for a statement, which names the call to use instead.
 
-    `kind`: of the statement, as DuckDB calls it.
+    `kind`: DuckDB's name of the kind of statement.
     """
     word = (sql.split() or [""])[0].upper()
     word = word if word in _INSTEAD else kind
@@ -65,7 +65,7 @@ def make_statement_refusal(sql: str, kind: str = "") -> InvalidUsage:
 
 
 def walk_parts(parsed: Any) -> Iterator[dict[str, Any]]:
-    """Yield all parts of a parsed query."""
+    """Yield all nodes of a parsed query, each a dictionary."""
     left = [parsed]
     while left:
         node = left.pop()

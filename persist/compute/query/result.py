@@ -68,9 +68,9 @@ AsOf = int | Moment | Mapping[str, int | Moment] | None
 
 
 class _ReadLog:
-    """The reads of a query and their errors, since DuckDB keeps only a text.
+    """Notes the reads of a query and their errors, of which DuckDB keeps only texts.
 
-    It does not refer to the query's answer, which refers to DuckDB: Python could not find such a cycle, and free it.
+    It does not refer to the query's answer, because Python cannot free a cycle of objects through DuckDB.
 
     Attributes:
         failures: the errors of reads.
@@ -82,7 +82,7 @@ class _ReadLog:
         self.reads: list[str] | None = None
 
     def make_dataset(self, path: Path, snapshot: Snapshot, where: pc.Expression | None) -> Any:
-        """Return a snapshot as a dataset whose reads are noted; where is a filter besides those of DuckDB."""
+        """Return a snapshot as a dataset that notes its reads. `where`: a filter besides DuckDB's."""
 
         def read(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
             names = snapshot.schema.names if columns is None else columns
@@ -100,7 +100,7 @@ class QueryResult(ArrowResult):
 
     Attributes:
         sql: the query.
-        names: the collections that it reads as of the common time, not as of a time in the query.
+        names: the collections that it reads as of the common time, without those that have a time in the query.
         seqno: a point of the log at or before the one that it reads; -1 if the query names a time.
     """
 
@@ -122,8 +122,8 @@ class QueryResult(ArrowResult):
         Args:
             as_of: a time for all collections, or times by their names; "" is the name of all others. The default is the
                 latest sealed time.
-            variables: of the caller; frames among them are tables. The query can then also read files and URLs, and
-                DuckDB loads extensions for these. None allows neither.
+            variables: the caller's variables; data frames among them are tables. The query can then also read files and
+                URLs, and DuckDB loads extensions for these. None allows neither.
             limits: of memory, time and rows; None for no limits.
             parameters: the values of `?` or `$1` in the query.
             times: the `times` of another result, to read the same.
@@ -244,7 +244,7 @@ class QueryResult(ArrowResult):
     def explain(self) -> str:
         """Read the answer, and explain how each collection was read for it; `print` the result.
 
-        It has a part for each read, as of `Snapshot.explain`. The query is run for this, because DuckDB requests
+        The text has a part for each read, in the form of `Snapshot.explain`. The query is run, because DuckDB requests
         columns and filters only when it reads.
         """
         reads: list[str] = []
@@ -256,14 +256,16 @@ class QueryResult(ArrowResult):
         return "\n".join([f"{rows:,} rows of", *sorted(reads)])
 
     def _bind(self) -> Any:
+        """Return the query as a DuckDB relation with its parameters."""
         return self._connection.sql(self._text, params=self._parameters or None)
 
     def _take_or_bind(self) -> Any:
-        """Return the query for one reading."""
+        """Return the bound query, which can be read once; bind it again if it was read."""
         relation, self._unread = self._unread, None
         return self._bind() if relation is None else relation
 
     def _tables(self) -> Generator[pa.Table, None, None]:
+        """Yield the answer in tables, within the limits of time and rows."""
         with ExitStack() as stack:
             if self._limits is not None:
                 timeout_s = self._limits.timeout_s
@@ -304,11 +306,12 @@ class QueryResult(ArrowResult):
             raise
 
     def _check_open(self) -> None:
+        """Raise InvalidUsage if the answer was closed or interrupted."""
         if self._interrupted:
             raise InvalidUsage(f"the query was ended: {self._interrupted}")
 
     def _raise_refusal(self, error: Exception) -> NoReturn:
-        """Raise our error for an error of DuckDB."""
+        """Raise the PersistError that explains an error of DuckDB."""
         if self._interrupted:
             raise InvalidUsage(f"the query was ended: {self._interrupted}") from error
         if self._notes.failures:
@@ -346,7 +349,7 @@ def call_later(after_s: float, do: Callable[[str], object], argument: str) -> th
 def _resolve_tables(
     engine: Engine, read: Mapping[Path, TableAt], as_of: AsOf, known: Mapping[Path, int]
 ) -> dict[Path, tuple[CollectionHandle, int | Moment | None]]:
-    """Return the collection and the time of each table; None is the latest."""
+    """Return the collection and the time of each table; None means the latest time."""
     times = as_of if isinstance(as_of, Mapping) else {"": as_of}
     names = [*dict.fromkeys(table.name for table in read.values())]
     for name in times:
@@ -384,7 +387,7 @@ def _list_tables(parsed: Any) -> list[Path]:
 
 
 class Queries:
-    """The queries of servers of SQL; for any thread. `limits`: of each query."""
+    """Runs queries for the clients of an SQL server; for any thread. `limits`: the limits of each query."""
 
     def __init__(self, engine: Engine, limits: QueryLimits) -> None:
         require_package(DUCKDB)
@@ -417,13 +420,13 @@ class Queries:
         return QueryResult(self._engine, sql, as_of, limits=self._limits, parameters=parameters, times=times)
 
     def is_newest(self, answer: QueryResult) -> bool:
-        """Return whether nothing was committed since an answer was bound. Cost: one refresh of the log."""
+        """Return whether no record was committed since an answer was bound. Cost: one refresh of the log."""
         self._engine.settle()
         self._engine.follower.refresh()
         return answer.seqno == self._engine.follower.state.seqno
 
     def is_erased(self, answer: QueryResult) -> bool:
-        """Return whether something was erased since an answer was bound. Cost: one refresh of the log."""
+        """Return whether records were erased since an answer was bound. Cost: one refresh of the log."""
         self._engine.settle()
         return any(seqno > answer.seqno for seqno, _ in self._engine.follower.refresh().control.erasures)
 
@@ -443,7 +446,7 @@ class Queries:
         return max(map(int, names), default=0)
 
     def list_catalogs(self) -> list[str]:
-        """Return the names of times: the latest, and the tags of all collections."""
+        """Return the catalogs that name times in SQL: the latest, and all tags."""
         tags = {tag for contents in load_all_states(self._engine) for tag in contents.tags}
         return [LATEST, *sorted(tags - {LATEST})]
 
@@ -455,7 +458,7 @@ class Queries:
 def check_is_query(sql: str, place: str = "this server") -> None:
     """Raise InvalidUsage if a text begins with a change, a definition or a COPY.
 
-    `place`: for the message: what runs queries only.
+    `place`: the name in the message of what runs only queries.
     """
     if is_statement(sql) or _CHANGING.match(sql):
         raise InvalidUsage(

@@ -33,10 +33,10 @@ class _Token:
 
 @dataclass(frozen=True, slots=True)
 class TouchedRows:
-    """Describes a superset of the rows that a statement touches.
+    """Describes rows that include all rows that a statement touches.
 
     Attributes:
-        alias: the name of the table in the condition.
+        alias: the name that the condition uses for the table.
         source: what the statement joins the table with, as SQL; None without a join.
         condition: true for the rows, as SQL; None if equal columns alone decide.
         equal: columns that are equal in both, by USING.
@@ -69,11 +69,11 @@ class StatementText:
 
     @property
     def is_upsert(self) -> bool:
-        """Whether it is an INSERT with ON CONFLICT, OR REPLACE or OR IGNORE."""
+        """Whether the statement is an INSERT with ON CONFLICT, OR REPLACE or OR IGNORE."""
         return self._what[0] == "insert" and ("or" in self._what or self._conflict_token is not None)
 
     def find_touched_rows(self) -> TouchedRows | None:
-        """Describe the rows that it may touch; None for all rows."""
+        """Describe the rows that the statement may touch; None for all rows."""
         wheres = self._find_words("where")
         condition = self._slice_text(wheres[-1] + 1, None) if wheres else None
         if self._what[0] == "insert":
@@ -133,7 +133,7 @@ class StatementText:
         )
 
     def _find_repeated_updates(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
-        """Return the columns and the FROM of an UPDATE's rows, or None."""
+        """Return a select list and a FROM that list the rows of an UPDATE … FROM; or None."""
         set_at, sources = self._find_words("set"), self._find_words("from")
         if not set_at or not sources:
             return None
@@ -142,7 +142,7 @@ class StatementText:
         return f"{names}, 'update' AS persist_action", f"{format_path(self.table)} {alias}, {source}"
 
     def _find_repeated_merges(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
-        """Return the columns and the FROM of a MERGE's rows, or None."""
+        """Return a select list and a FROM that list the rows a MERGE matches, or None."""
         using, whens = self._find_words("using"), self._find_words("when")
         if not using or not whens:
             return None
@@ -162,7 +162,7 @@ class StatementText:
         return f"{names}, {action}", f"{format_path(self.table)} {alias} JOIN {source}"
 
     def _select_row_columns(self, text: str, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
-        """Return the alias of the table as written, and the select list that identifies its rows."""
+        """Return a table as written, and the select list that identifies its rows."""
         name = quote_name(self._parse_alias(text))
         row = name if "rowid" in map(str.lower, columns) else f"{name}.rowid"
         keys = (f"{name}.{quote_name(column)} AS {quote_name(f'persist_key_{at}')}" for at, column in enumerate(key))
@@ -170,6 +170,7 @@ class StatementText:
 
     @property
     def _conflict_token(self) -> int | None:
+        """The place of the ON of an ON CONFLICT; None without one."""
         places = self._find_words("conflict")
         return places[-1] - 1 if places and self._tokens[places[-1] - 1].text == "on" else None
 

@@ -3,9 +3,9 @@
 DuckDB runs a statement on a table with the rows of the collection that it may touch
 (`persist.compute.query.touched_rows`). The commit is the difference between the table before and after. Other
 collections of the statement are read as of their last sealed times. If another client changes the collection meanwhile,
-the statement is run again on the new contents; with a time, it is refused if the collection is not keyed. In a keyed
-collection, pending events at times up to that of the commit are resolved first. Cost and memory: the touched rows; or
-the whole collection, if these cannot be determined.
+the statement is run again on the new contents. If its time is fixed and the collection is not keyed, it is refused. In
+a keyed collection, pending events at times up to that of the commit are resolved first. Cost and memory: the touched
+rows; or the whole collection, if these cannot be determined.
 
 A statement that would change one row for several rows of its source is refused, unless these rows are equal. So is an
 INSERT … ON CONFLICT of several rows of one key.
@@ -76,8 +76,8 @@ class StatementResult:
     Attributes:
         collection: the name of the collection that it changed.
         rows: how many rows it touched, as DuckDB counts them.
-        seqno: of its commit; if it touched no row, of the unchanged state.
-        time: of its changes; None if it touched no row, or the caller gave the time.
+        seqno: the seqno of its commit; if it touched no row, of the state that it read.
+        time: the time of its changes; None if it touched no row, or if the caller set the time.
     """
 
     collection: str
@@ -87,7 +87,7 @@ class StatementResult:
 
 
 class Outcome(ArrowResult):
-    """The result of a statement as one row of named facts."""
+    """The result of a statement, as a table of one row."""
 
     def __init__(self, facts: Mapping[str, str | int | None]) -> None:
         kinds = {name: pa.string() if isinstance(fact, str) else pa.int64() for name, fact in facts.items()}
@@ -110,6 +110,7 @@ class Outcome(ArrowResult):
         return "one row, of a statement that is done"
 
     def _tables(self) -> Generator[pa.Table, None, None]:
+        """Yield the table of the one row."""
         yield self._table
 
 
@@ -125,10 +126,10 @@ def execute(
     """Run a statement that changes a collection, as one commit.
 
     Args:
-        time: of its changes, which is sealed with them; by default the time of the commit.
+        time: the time of the changes, which the commit seals; by default the time of the commit.
         variables: as for `QueryResult`.
         limits: of memory and time; None for no limits.
-        running: takes a function that ends the statement.
+        running: is called with a function that interrupts the statement.
 
     Raises:
         InvalidUsage: it is not a statement, names what does not exist, or DuckDB refuses it; or its collection is a
@@ -186,9 +187,9 @@ def execute(
 
 
 def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[str, StatementText, CollectionHandle]:
-    """Return a statement with the times of its tables as catalogs, its parts, and the collection that it changes.
+    """Return a statement with times written as catalogs, its parts, and the collection it changes.
 
-    `names`: of all collections.
+    `names`: the names of all collections.
     """
     engine.writer("sql")
     sql, _ = move_times_to_catalogs(sql)
@@ -209,14 +210,14 @@ def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[s
         raise InvalidUsage(f"{handle.name!r} is complete for ever: nothing can change it any more")
     if statement.is_upsert and handle.keyed is None:
         raise InvalidUsage(
-            f"{handle.name!r} is not keyed, so it may hold several rows of a key, and none is in the way of another: "
+            f"{handle.name!r} is not keyed, so it may hold several rows of a key, and none conflicts with another: "
             "leave ON CONFLICT and OR REPLACE out, or use MERGE INTO, or make it with keyed=persist.Keyed()"
         )
     return sql, statement, handle
 
 
 def _match_table(path: Path, names: list[str]) -> str:
-    """Return the collection of a path; raise InvalidUsage without one."""
+    """Return the collection that a path names. Raises InvalidUsage: there is none."""
     table = resolve_table(path, names)
     if table is None:
         wanted = ".".join(path)
@@ -228,7 +229,7 @@ def _match_table(path: Path, names: list[str]) -> str:
 
 
 def list_other_tables(sql: str, target: Path, name: str, names: list[str]) -> dict[Path, TableAt]:
-    """Return the other tables that a statement may read. `name`: of the collection that it changes."""
+    """Return the other tables that a statement may read. `name`: the collection that it changes."""
     tables = {target: TableAt(name)}
     for path in list_paths(sql):
         # A path of two parts may be a column of a table: so it is not a tag, and its table.
@@ -283,7 +284,7 @@ def load_rows(
 ) -> pa.Table | None:
     """Load the rows that a statement may touch; return them, or None for all.
 
-    `reads_itself`: the statement reads its own table again.
+    `reads_itself`: whether the statement also reads the table that it changes.
     """
     rows = None if reads_itself else read_touched(connection, sql, statement, handle.schema, read)
     insert_rows(connection, statement.table, handle, read(None) if rows is None else rows)
@@ -307,13 +308,13 @@ def reads_own_table(sql: str, table: Path) -> bool:
 
 
 def has_unparsed_mention(sql: str, name: str, paths: Iterable[Path]) -> bool:
-    """Return whether SQL may name a table in a way that parsing does not show."""
+    """Return whether SQL may name a table where parsing does not find it."""
     name, seen = fold_case(name), sum(fold_case(part) == fold_case(name) for path in paths for part in path)
     return len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", fold_case(sql))) > seen
 
 
 def collect_failures(read: ReadRows, failed: list[PersistError]) -> ReadRows:
-    """Return a reader that also collects its errors, since DuckDB keeps only a text."""
+    """Return a reader that also appends its errors to `failed`; DuckDB keeps only their texts."""
 
     def noting(by: pc.Expression | pa.Table | None) -> Iterator[pa.Table]:
         try:
@@ -370,7 +371,7 @@ def create_key_index(connection: Any, path: Path, handle: CollectionHandle) -> N
 
 
 def _is_lossless(kind: pa.DataType, back: pa.DataType) -> bool:
-    """Return whether a type of DuckDB holds all values of a column."""
+    """Return whether `back`, the type that DuckDB returns, has all values of a column."""
     if pat.is_timestamp(kind) and pat.is_timestamp(back):
         return kind.unit == back.unit and (kind.tz is None) == (back.tz is None)
     for same in ((pat.is_large_string, pat.is_string, pat.is_string_view), (pat.is_large_binary, pat.is_binary)):

@@ -4,7 +4,7 @@
     FROM orders VERSION AS OF 7                         Spark and Delta
     FROM orders TIMESTAMP AS OF TIMESTAMP '2026-11-21'
 
-Neither DuckDB nor Spark's views can read so. Each such table gets another name in the text, and its old name as an
+DuckDB and Spark's views lack this syntax. So each such table gets another name in the text, and its old name as an
 alias.
 """
 
@@ -44,6 +44,11 @@ Narrowed = Callable[[Sequence[str] | None, Any], Iterator[pa.RecordBatch]]
 def quote_name(name: str) -> str:
     """Return a name as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def quote_text(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def format_path(parts: Sequence[str]) -> str:
@@ -87,7 +92,7 @@ def resolve_table(path: Path, names: Sequence[str]) -> TableAt | None:
 
 
 def drop_repeated_tables(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
-    """Return tables whose paths differ by more than case."""
+    """Return tables by path, with one of the paths that differ by case only."""
     read: dict[Path, Path] = {}
     for path, table in tables.items():
         other = read.setdefault(normalise_path(path), path)
@@ -130,11 +135,12 @@ def register_table(connection: Any, parts: Sequence[str], dataset: Any) -> None:
 def make_dataset(schema: pa.Schema, read: Narrowed, failures: list[PersistError] | None = None) -> Any:
     """Return a dataset for DuckDB, whose values come back as they are or raise InvalidUsage.
 
-    A type that DuckDB does not have becomes another one. DuckDB's filters are of that one, so they apply to its values.
+    A type that DuckDB lacks is replaced by another type. DuckDB's filters have this type, so they apply to the replaced
+    values.
 
     Args:
         read: yields batches of some columns (None: all) that pass a filter, if there is one.
-        failures: gets the errors of reads; DuckDB keeps only their texts.
+        failures: the list to which errors of reads are appended; DuckDB keeps only their texts.
     """
     from persist.engine.read.results.dataset import ResultDataset
 
@@ -154,6 +160,7 @@ def make_dataset(schema: pa.Schema, read: Narrowed, failures: list[PersistError]
 
 
 def _select(batch: pa.RecordBatch, columns: Sequence[str], filter: Any) -> list[pa.RecordBatch]:
+    """Return the rows of a batch that pass a filter, with some columns."""
     return pa.Table.from_batches([batch]).filter(filter).select(columns).to_batches()  # type: ignore[no-any-return]
 
 
@@ -163,7 +170,7 @@ def to_sql_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _to_sql_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type of DuckDB for the values of a type; the type itself if there is none."""
+    """Return the type in which DuckDB holds a type's values, often the type itself."""
     if pt.is_float16(kind):
         return pa.float32()
     if pt.is_decimal256(kind) and 0 <= kind.scale <= 38:
@@ -176,7 +183,7 @@ def _to_sql_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _adapt_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield batches in the types of a schema, if DuckDB, whose INTERVAL has microseconds, keeps their values."""
+    """Yield batches in DuckDB's types. Raises InvalidUsage for a value that would change."""
     for batch in batches:
         columns = []
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -193,6 +200,7 @@ def _adapt_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iter
 
 
 def _check_intervals(column: pa.Array) -> None:
+    """Raise ArrowInvalid if a duration does not fit microseconds exactly, in nested types as well."""
     if pt.is_duration(column.type):
         column.cast(pa.duration("us")).cast(pa.duration("ns"))
     elif pt.is_nested(column.type):
@@ -201,7 +209,7 @@ def _check_intervals(column: pa.Array) -> None:
 
 
 def find_read_frames(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str, pa.Table]:
-    """Return the caller's frames that a query reads, by the names of variables."""
+    """Return those of the caller's data frames that a query reads, by variable name."""
     frames: dict[str, tuple[str, Any]] = {}
     for name in {path[0]: None for path in paths if len(path) == 1}:
         frame = variables.get(name)
@@ -228,10 +236,9 @@ def make_schema(connection: Any, parts: Sequence[str]) -> None:
 def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool:
     """Let a query call the functions of Python, and the windows of time, that it names.
 
-    Windows go with the connection, functions stay in the database.
+    Windows vanish with the connection; functions stay in the database.
 
-    Args:
-        late_by: as for `add_time_windows`.
+    `late_by`: as for `add_time_windows`.
 
     Returns:
         whether there are functions.
@@ -255,9 +262,9 @@ def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool
 
 
 def explain_refusal(error: Exception) -> str:
-    """Return DuckDB's reason, without the part of the text that it shows below it.
+    """Return DuckDB's reason, without the excerpt of the query that follows it.
 
-    DuckDB's proposals for an unknown name are left out, because they are its own tables.
+    DuckDB's proposals for an unknown name are left out, because they are DuckDB's own tables.
     """
     return re.sub(r'!?\s*Did you mean "[^"]*"\?', "", str(error).partition("\n\nLINE ")[0]).rstrip(" .!\n")
 
@@ -279,7 +286,7 @@ _PART = re.compile(r'"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^\s."`]+)')
 
 @dataclass(frozen=True)
 class TimedTable:
-    """A table at a time of its own: its name in parts, and a time, a moment or the name of a tag."""
+    """A table with a time of its own: the parts of its name, and its time or tag."""
 
     parts: tuple[str, ...]
     as_of: int | str
@@ -294,7 +301,7 @@ class TimedTable:
 def rename_timed_tables(sql: str, named: Callable[[TimedTable], str]) -> str:
     """Rename the tables that have a time in a query.
 
-    `named`: the name of such a table, in quotes; it ends with the table's own.
+    `named`: returns the new name of such a table, in quotes; it ends with the table's own name.
     """
 
     def renamed(match: re.Match[str]) -> str:
@@ -315,7 +322,7 @@ def rename_timed_tables(sql: str, named: Callable[[TimedTable], str]) -> str:
 
 
 def move_times_to_catalogs(sql: str) -> tuple[str, dict[Path, TimedTable]]:
-    """Return a query with times as catalogs, and the tables that have one."""
+    """Return a query with tables' times as catalogs, and the tables that have one."""
     timed: dict[Path, TimedTable] = {}
 
     def format_timed_path(table: TimedTable) -> str:
@@ -350,4 +357,5 @@ def list_paths(sql: str) -> Iterable[Path]:
 
 
 def _unquote(text: str) -> int | str:
+    """Return the number, or the text in quotes, of a time in SQL."""
     return int(text) if text.isdecimal() else text[text.index("'") + 1 : -1].replace("''", "'")

@@ -5,9 +5,9 @@ window_end. A row is in one window of `tumble` and of `session`, and in each win
 whose time is NULL is in none. Windows of `tumble` and `hop` begin where the buckets of DuckDB's `time_bucket` begin,
 moved by `shift`. A session ends after `gap` without a row: the next row belongs to it if it comes before its end.
 
-Columns of the table with these names are replaced. The functions are macros, so DuckDB binds a query as if it were
-written out, and nothing below needs to support them. The first row after a gap
-begins a session. Rows of one time are ordered so that this row comes first. So they are in its session, too.
+Columns of the table with these names are replaced. The functions are macros, so DuckDB binds a query as if their
+body were written in it, and views need no support for them. The first row after a gap begins a session. Rows of one
+time are ordered so that this row comes first, so all of them are in its session.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,8 +48,8 @@ _MACROS = {
 def add_time_windows(connection: Any, words: Iterable[str], late_by: str | None = None) -> None:
     """Define the named functions of time windows on a connection.
 
-    `late_by`: rows of a window are returned only once the latest time is so far behind its end, an interval in SQL;
-    None returns the rows of all windows.
+    `late_by`: an interval in SQL: rows of a window are returned once the greatest time is so far after the window's
+    end. None returns the rows of all windows.
     """
     for name in _MACROS.keys() & {*words}:
         parameters, rows = _MACROS[name]
@@ -60,7 +60,7 @@ def add_time_windows(connection: Any, words: Iterable[str], late_by: str | None 
 
 
 def check_lengths(connection: Any, sql: str, node: Mapping[str, Any]) -> None:
-    """Raise InvalidUsage if a window function has an invalid constant length. `node`: of the parsed query."""
+    """Raise InvalidUsage if a window function has an invalid constant length."""
     for argument in list_arguments(node)[2 : 4 if node["function"]["function_name"].lower() == "hop" else 3]:
         begin = argument.get("query_location", len(sql))
         text = sql.encode()[begin : begin + argument.get("query_location_length", 0)].decode(errors="ignore")
@@ -78,7 +78,7 @@ def is_time_window(node: Mapping[str, Any]) -> bool:
 
 
 def find_windowed_table(node: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the path of the table that a time window function reads, or nothing."""
+    """Return the path of the table that a time window function reads; empty for other nodes."""
     given = list_arguments(node) if is_time_window(node) else []
     if given and given[0].get("class") == "CONSTANT":
         return (str(given[0].get("literal", {}).get("text")),)

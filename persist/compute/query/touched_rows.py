@@ -1,7 +1,7 @@
 """Reads only the rows of a collection that a statement may touch, if these can be determined.
 
 A statement that joins its table with a source by equal columns touches rows with the source's values. If these columns
-are the key, the rows are looked up; otherwise a filter by the values reads the parts whose statistics may have them.
+are the key, the rows are looked up; otherwise a filter by the values reads the parts whose statistics allow them.
 DuckDB evaluates any other condition, and hands comparisons to the scan of the collection. An INSERT touches no row.
 Every row is read if a statement reads its own table again, has a random part, or has a condition that DuckDB does not
 accept alone.
@@ -44,8 +44,8 @@ def read_touched(
     """Return the rows that a statement may touch; None if these may be all.
 
     Args:
-        connection: has all tables of the statement; its own table may lack rows.
-        schema: of the collection.
+        connection: has all tables of the statement. The table that it changes may lack rows.
+        schema: the schema of the collection.
     """
     if {*re.findall(r"\w+", fold_case(sql))} & _CHANGING:  # Also in texts, which may be SQL for query().
         return None
@@ -79,7 +79,7 @@ def read_touched(
 def _find_equal_columns(
     connection: Any, touched: TouchedRows, table: Path, schema: CollectionSchema, source: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return pairs of equal columns: of the collection, and of the source as SQL."""
+    """Return pairs of columns that must be equal: the collection's, and the source's in SQL."""
     stored = {fold_case(name): name for name in schema.names}
     if touched.condition is None:
         return [(stored[fold_case(name)], quote_name(name)) for name in touched.equal if fold_case(name) in stored]
@@ -101,7 +101,7 @@ def _find_equal_columns(
 def _parse_column(
     node: dict[str, Any], names: Path, stored: dict[str, str], source: Sequence[str]
 ) -> tuple[bool, str, str] | None:
-    """Return whose column a node is, with its name and SQL text, or None.
+    """Return whether a node is the collection's column or the source's, and its name; or None.
 
     Args:
         names: the alias of the table, then its path.
@@ -122,7 +122,7 @@ def _parse_column(
 def _read_source_keys(
     connection: Any, source: str, pairs: Sequence[tuple[str, str]], schema: CollectionSchema
 ) -> pc.Expression | pa.Table | None:
-    """Return the source's keys or a filter for them; None if DuckDB must compare."""
+    """Return the source's keys, or a filter for them; None if only DuckDB can compare them."""
     types = connection.sql(f"SELECT {', '.join(text for _, text in pairs)} FROM {source}\nLIMIT 0").types
     empty = pa.schema([schema.arrow.field(name) for name, _ in pairs]).empty_table()
     stored = connection.from_arrow(empty).types
@@ -148,6 +148,7 @@ def _read_source_keys(
 
 
 def _read_keys(connection: Any, query: str, schema: CollectionSchema, names: Sequence[str]) -> pa.Table:
+    """Return the answer of a query for keys, with the collection's types."""
     fields = pa.schema([schema.arrow.field(name) for name in names])
     return connection.sql(query).to_arrow_table().cast(fields)
 

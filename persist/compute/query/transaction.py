@@ -79,7 +79,7 @@ class _ChangedTable:
     """A collection that the transaction changes, and its tables in DuckDB.
 
     Attributes:
-        path: of the table that statements change; began: of the loaded rows.
+        path: the path of the table that statements change.
         read: reads the contents at the beginning.
         is_whole: whether all rows are loaded.
     """
@@ -91,10 +91,11 @@ class _ChangedTable:
 
     @property
     def old_path(self) -> Path:
+        """The path of the table that keeps the rows as they were loaded."""
         return (f"began: {format_path(normalise_path(self.path))}",)
 
     def load_rows(self, connection: Any, rows: Iterator[pa.Table] | None) -> None:
-        """Load rows that are not loaded yet; None loads all."""
+        """Load some rows of the collection that are not loaded yet; None loads all."""
         if self.is_whole:
             return
         new, began = ("the rows to load",), format_path(self.old_path)
@@ -208,11 +209,9 @@ class Transaction:
     def commit(self, *, is_serializable: bool = False) -> None:
         """Commit all changes at once.
 
-        Args:
-            is_serializable: also refuse the commit if a collection that was only read has changed meanwhile.
+        `is_serializable`: also refuse the commit if a collection that was only read has changed meanwhile.
 
-        Raises:
-            UpperMismatch: another client has changed a collection meanwhile.
+        Raises UpperMismatch: another client has changed a collection meanwhile.
         """
         if not self._changed:
             return
@@ -236,14 +235,16 @@ class Transaction:
         self._connection = None
 
     def _get_database(self) -> Any:
+        """Return the transaction's connection of DuckDB; open it at the first call."""
         if self._connection is None:
             self._connection = self._stack.enter_context(lend_database(limits=self._limits)).connection
         return self._connection
 
     def _make_rewrite(self, changed: _ChangedTable, began: CollectionState, read: ReadRows) -> Rewrite:
-        """Return the removed and the new rows; raise UpperMismatch after others' changes.
+        """Return the removed and the new rows of a changed collection, for the commit.
 
-        The commit calls this again after each conflict.
+        Raises UpperMismatch if another client has changed the collection. The commit calls this again after each
+        conflict.
         """
         now = changed.handle.contents()
         if (now.upper, now.id, count_erasures(now)) != (began.upper, began.id, count_erasures(began)):
@@ -275,10 +276,11 @@ class Transaction:
         return Rewrite(*(read_table(connection, path, handle) for path in (present, ("the result",))))
 
     def _make_conflict(self, began: CollectionState, now: CollectionState) -> UpperMismatch:
+        """Return the error for a collection that another client has changed meanwhile."""
         return attach_timeline(UpperMismatch(to_antichain(began.upper), to_antichain(now.upper)), began.timeline)
 
     def _require_collection(self, name: str) -> CollectionState:
-        """Return a collection as it was when the transaction began. Raises InvalidUsage if it was made later."""
+        """Return a collection's state as of the begin. Raises InvalidUsage if it was created later."""
         began, ids = self._began.get(name), self._engine.follower.state.ids
         if began is None or ids.get(name) != began.id:
             raise InvalidUsage(f"{name!r} was made after the transaction began: begin again to use it")
@@ -292,7 +294,8 @@ class Transaction:
         table = self._tables.get(handle.name)
         if len(path) > 2 or (table is not None and normalise_path(path) != normalise_path(table.path)):
             raise InvalidUsage(
-                f"the transaction changes {format_path(path)}: name {handle.name!r} without a time, and always alike"
+                f"the transaction changes {handle.name!r}: name it without a time, and in all statements the same way, "
+                f"not {format_path(path)}"
             )
         if table is None:
             read: ReadRows = lambda by: iter(())  # noqa: E731
@@ -329,7 +332,7 @@ class Transaction:
 
 
 def make_snapshot_reader(contents: Snapshot) -> ReadRows:
-    """Return a function that reads a snapshot."""
+    """Return a function that reads the rows of a snapshot that pass a filter, or have keys."""
 
     def read(by: pc.Expression | pa.Table | None) -> Iterator[pa.Table]:
         if isinstance(by, pa.Table):
@@ -345,7 +348,7 @@ class ServedSql(Queries):
     """The queries, statements and transactions of a server of SQL; for any thread.
 
     Args:
-        limits: of each query.
+        limits: the limits of each query.
         define: runs a statement that defines a collection, and returns its command tag.
     """
 

@@ -1,4 +1,4 @@
-"""From DuckDB 2.0's bound, unoptimised plan to ours. Each kind of node is translated here, or refused.
+"""Translates DuckDB 2.0's bound, unoptimised plan to ours. Each kind of node is translated here, or refused.
 
 DuckDB has already made joins of all subqueries: correlated ones read, through a common table expression, the distinct
 values that they depend on.
@@ -53,7 +53,7 @@ class Adapter:
     Args:
         sql: its text, for messages.
         tables: the columns of each collection, with their types.
-        unit: of their common timeline; None if times are numbers.
+        unit: the unit of their common timeline; None if times are numbers.
     """
 
     def __init__(self, sql: str, tables: Mapping[str, Columns], unit: str | None = None) -> None:
@@ -63,7 +63,7 @@ class Adapter:
         self._of = Expressions(sql)
 
     def adapt(self, plan: Json) -> algebra.Node:
-        """Return the relation of a plan of DuckDB."""
+        """Translate a plan of DuckDB, or a part of one, to a relation."""
         if plan["type"] not in RELATIONS:
             name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
             raise InvalidUsage(f"{name} is not supported in a view: {_INSTEAD.get(name, _INSTEAD_OF_ALL)}")
@@ -132,12 +132,13 @@ class Adapter:
         raise AssertionError(plan["type"])
 
     def _check_table(self, plan: Json) -> None:
+        """Raise InvalidUsage if a scan is of a table function, and not of a collection."""
         if plan.get("function_data", {}).get("table") not in self._tables:
             name = (plan.get("qname", {}).get("path") or ["?"])[-1]
             raise InvalidUsage(f"a view reads only collections, not {name}(): write its rows to a collection first")
 
     def _adapt_scan(self, plan: Json) -> algebra.Node:
-        """Translate the scan of a table or of a table function."""
+        """Translate the scan of a collection or of a table function."""
         if read_function_name(plan) in _SERIES:
             return self._add_table_function(plan)
         table = plan["function_data"]["table"]
@@ -153,7 +154,7 @@ class Adapter:
         return node if requested else algebra.Project(node, (algebra.TRUE,))
 
     def _add_table_function(self, plan: Json) -> algebra.Node:
-        """Return the rows with the columns of a table function computed for each."""
+        """Return a relation's rows with the columns that a table function computes from each."""
         rows = (
             self.adapt(plan["children"][0])
             if plan.get("children")
@@ -236,9 +237,9 @@ class Adapter:
     def _adapt_asof(self, plan: Json) -> algebra.Node:
         """Translate an ASOF join: each left row with the nearest right row.
 
-        Both sides are sorted together, and each left row gets the values of the last right row before it. Right rows
-        with an equal value are sorted before or behind it, by the comparison. In a RIGHT or FULL join, a right row has
-        a partner if the next row is a left one with a key.
+        Both sides are sorted together, and each left row gets the values of the last right row before it. The
+        comparison determines whether right rows with an equal value are sorted before or after the left row. In a RIGHT
+        or FULL join, a right row has a partner if the next row is a left one with a key.
         """
         left, right = self.adapt(plan["children"][0]), self.adapt(plan["children"][1])
         how, width, right_width = plan["join_type"], algebra.count_columns(left), algebra.count_columns(right)
@@ -372,7 +373,7 @@ class Adapter:
         raise InvalidUsage("LIMIT of a percentage is not supported in a view: give a number of rows")
 
     def _list_union_parts(self, plan: Json, is_all: bool) -> list[algebra.Node]:
-        """Return the parts of a UNION, including those of nested ones with the same result."""
+        """Return the parts of a UNION, with nested unions of the same result flattened."""
         below = [child for child in plan["children"] if child["type"] == "LOGICAL_UNION"]
         through = [child for child in below if bool(child.get("setop_all")) or not is_all]
         for child in through:
@@ -392,11 +393,12 @@ class Adapter:
         return algebra.SetOperation(how, algebra.Distinct(left), algebra.Distinct(right))
 
     def _refuse_intervals(self, kinds: Sequence[str], what: str) -> None:
+        """Raise InvalidUsage if a column is an interval. `what`: for the message."""
         if "interval" in kinds:
             raise InvalidUsage(f"{what} of intervals is not supported in a view: take epoch_us(…), their lengths")
 
     def _adapt_window(self, plan: Json) -> algebra.Node:
-        """Return the node of DuckDB's window operator, with its list aggregates."""
+        """Translate window functions, including those that DuckDB computes from lists."""
         child, nodes = self.adapt(plan["children"][0]), plan["expressions"]
         if any(map(is_by_place, nodes)):
             windowed = add_positional_windows(child, nodes, plan["window_index"], self._of, self._of.translate_window)
@@ -428,7 +430,7 @@ def _union_all(parts: Sequence[algebra.Node]) -> algebra.Node:
 def _share_order(aggregates: tuple[algebra.Aggregation, ...]) -> tuple[algebra.Aggregation, ...]:
     """Complete the orders of aggregates, so that all use one row order.
 
-    So `first(a), first(b)` come from one row, and the elements of two lists correspond, as in DuckDB.
+    So `first(a)` and `first(b)` come from the same row, and the elements of two lists correspond, as in DuckDB.
     """
     read = [
         [argument for argument in call.arguments if not isinstance(argument, Lit)]
@@ -467,7 +469,7 @@ def _determines(targets: Sequence[Term], node: algebra.Node) -> bool:
 
 
 def _pick_columns(node: algebra.Node, places: Sequence[int] | None) -> algebra.Node:
-    """Return some columns of a relation; without places, all of them."""
+    """Return some columns of a relation; all if `places` is None or empty."""
     if not places or list(places) == list(range(algebra.count_columns(node))):
         return node
     return algebra.Project(node, tuple(map(Place, places)))

@@ -88,11 +88,9 @@ _EXCLUDED = {"NO_OTHER": "", "CURRENT_ROW": "current row", "GROUP": "group", "TI
 class Expressions:
     """Translates the expressions of one query.
 
-    Args:
-        sql: its text, for messages.
+    `sql`: its text, for messages.
 
-    Attributes:
-        table: DuckDB's number of the input relation, which expressions use for its columns.
+    `table`: DuckDB's number of the input relation, which expressions use for its columns.
     """
 
     def __init__(self, sql: str) -> None:
@@ -122,10 +120,11 @@ class Expressions:
         return name
 
     def translate_all(self, nodes: Any) -> tuple[Term, ...]:
+        """Return the terms of some nodes."""
         return tuple(map(self.translate, nodes or ()))
 
     def translate(self, node: Json) -> Term:
-        """Return one expression."""
+        """Return the term of a node of DuckDB's plan."""
         self.check(node)
         match node.get("expression_class"):
             case "BOUND_REF":
@@ -186,7 +185,7 @@ class Expressions:
     def _is_by_duckdb(self, node: Json) -> bool:
         """Return whether DuckDB computes a call.
 
-        It computes the functions that views do not have, functions of lists, structs and maps, and casts of JSON.
+        DuckDB computes functions that views do not have, functions of lists, structs and maps, and casts of JSON.
         """
         if _find_python_function(node) is not None:
             return False
@@ -215,14 +214,14 @@ class Expressions:
         return make_sql_call("duckdb", kind, Lit(pa.scalar(sql_text)), *text.columns, at=self._get_query_position(node))
 
     def _cast_to_arrow(self, text: str, kind: Json, node: Json) -> tuple[str, pa.DataType]:
-        """Cast an expression of DuckDB to a type that Arrow has."""
+        """Return SQL of DuckDB, cast if Arrow lacks its type, and the Arrow type."""
         arrow, named = to_arrow(self.infer_type(kind, node)), format_type(kind, is_named=True)
         return text if named == format_type(kind) else f"CAST({text} AS {named})", arrow
 
     def make_series(self, plan: Json, asked: Sequence[int]) -> list[Term]:
         """Return one list for each requested column of a table function.
 
-        With ordinality, the last one has the number of each element.
+        With ordinality, the last column has the number of each element.
         """
         name, kinds = read_function_name(plan), plan["input_table_types"]
         text = SqlText(self.translate, self.refuse, self._is_by_duckdb, self.check)
@@ -377,11 +376,12 @@ class Expressions:
         return arguments
 
     def _refuse_interval(self, node: Json, name: str) -> None:
+        """Raise InvalidUsage if an aggregate returns an interval that it cannot compute."""
         if AGGREGATES.get(name, name) not in _OF_INTERVALS and self.infer_type(node["return_type"], node) == "interval":
             self.refuse(f"{name}() of intervals is not supported in a view: take it of epoch_us(…), their length", node)
 
     def translate_window(self, node: Json) -> WindowCall:
-        """Return one window function."""
+        """Translate a window function."""
         self.check(node)
         function = WINDOWS.get(node["type"])
         if function is None:
@@ -454,11 +454,13 @@ class Expressions:
         return int(number.value.as_py())
 
     def _get_query_position(self, node: Json) -> int | None:
+        """Return where the query's text has a node; None if unknown."""
         at = node.get("query_location", NOWHERE)
         return None if at == NOWHERE else at
 
 
 def _is_interval(node: Json) -> bool:
+    """Return whether a node's result is an interval."""
     kind = node.get("return_type") or node.get("value", {}).get("type") or {}
     return bool(kind.get("id") == "INTERVAL")
 
@@ -494,6 +496,7 @@ def _find_function_name(node: Json) -> str | None:
 
 
 def _make_between(low: str, high: str, value: Term, least: Term, greatest: Term, *, at: int | None) -> Term:
+    """Return the term of a BETWEEN; `low` and `high` are the comparisons' names."""
     bounds = ((low, least), (high, greatest))
     return make_sql_call(
         "and", pa.bool_(), *(make_sql_call(how, pa.bool_(), value, bound, at=at) for how, bound in bounds), at=at

@@ -24,7 +24,7 @@ TRUE = Lit(pa.scalar(True))
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key of an order."""
+    """One key of an ORDER BY."""
 
     by: Term
     descending: bool = False
@@ -32,7 +32,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Aggregation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One value for a group of rows; where is the condition of its FILTER, and order its own ORDER BY."""
+    """One aggregate of a group of rows. `where`: its FILTER; `order`: its own ORDER BY."""
 
     function: str
     type: str
@@ -49,8 +49,7 @@ class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     present row. "rows" counts rows; "groups" counts groups of rows that are equal in the order. ("range", 0) takes in
     all rows equal to the present one, and ("value", 0) goes to the value of start_at or end_at.
 
-    Attributes:
-        exclude: which rows are left out: "current row", "group", "ties".
+    `exclude`: which rows are left out: "current row", "group", "ties".
     """
 
     start: tuple[Literal["rows", "range", "groups", "value"], int] | None = None
@@ -61,7 +60,7 @@ class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class WindowCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One column that a window function adds; within is the order of the rows that an aggregate takes."""
+    """One column that a window function adds. `within`: the ORDER BY inside an aggregate's call."""
 
     function: str
     type: str
@@ -76,11 +75,11 @@ class WindowCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
-    pass
+    """The base of relations: stored as JSON with its kind, without default values."""
 
 
 class Scan(_Node, frozen=True, tag="scan"):
-    """Columns of a collection."""
+    """Some columns of a collection."""
 
     collection: str
     columns: tuple[str, ...]
@@ -95,7 +94,7 @@ class Values(_Node, frozen=True, tag="values"):
 
 
 class Project(_Node, frozen=True, tag="project"):
-    """Computed columns."""
+    """Columns that terms compute from the input's columns."""
 
     input: "Node"
     outputs: tuple[Term, ...]
@@ -117,7 +116,7 @@ class Temporal(_Node, frozen=True, tag="temporal"):
 
 
 class Join(_Node, frozen=True, tag="join"):
-    """Pairs of rows that agree.
+    """Pairs of left and right rows that meet conditions, or left rows by their partners.
 
     Attributes:
         how: inner, left, right, full: as in SQL; semi, anti: rows of the left with and without partner; mark: the rows
@@ -140,7 +139,7 @@ class Aggregate(_Node, frozen=True, tag="aggregate"):
 
     Attributes:
         sets: numbers of keys, for each grouping set. One set without keys has one group, even of no rows.
-        groupings: of each GROUPING(…), the numbers of its keys.
+        groupings: for each GROUPING(…), the numbers of its keys.
         complete: aggregates are counts and totals, and a group exists while one of them is not 0
             (`persist.compute.sql.groups`). Users' queries never have this.
     """
@@ -199,7 +198,7 @@ class Window(_Node, frozen=True, tag="window"):
 
 
 class Let(_Node, frozen=True, tag="let"):
-    """A relation with a number, by which the body refers to it."""
+    """A common relation: `body` refers to `value` by its number."""
 
     number: int
     value: "Node"
@@ -207,7 +206,7 @@ class Let(_Node, frozen=True, tag="let"):
 
 
 class Ref(_Node, frozen=True, tag="ref"):
-    """A relation by its number."""
+    """A reference to a relation of a `Let` or `Recursive`, by its number."""
 
     number: int
     types: tuple[str, ...]
@@ -216,7 +215,8 @@ class Ref(_Node, frozen=True, tag="ref"):
 class Recursive(_Node, frozen=True, tag="recursive"):
     """WITH RECURSIVE: the anchor, and `step` of the new rows until none are left.
 
-    In step, the number refers to the rows of the round before. Without all, a row that was there is not new.
+    In `step`, the number refers to the rows that the round before has added. Unless `all`, only rows that no earlier
+    round had are added.
     """
 
     number: int
@@ -286,7 +286,7 @@ def list_terms(node: Node) -> list[Term]:
 
 
 def iterate_terms(node: Node) -> Iterator[Term]:
-    """Yield the terms of a relation, and of all below it."""
+    """Yield the terms of a relation, and of all relations below it."""
     for relation in iterate_nodes(node):
         yield from list_terms(relation)
 
@@ -398,7 +398,7 @@ def find_documents(
 
     Args:
         documents: the JSON columns of each collection.
-        known: the answers for relations by their numbers.
+        known: this function's result for each relation that has a number.
     """
     find = partial(find_documents, documents=documents, known=known)
     match node:
@@ -423,7 +423,7 @@ def find_documents(
 
 
 def is_empty_without(node: Node, empty: frozenset[int]) -> bool:
-    """Return whether a relation is surely empty if these relations are."""
+    """Return whether a relation is surely empty if the relations of these numbers are."""
     match node:
         case Scan():
             return False
@@ -447,7 +447,7 @@ def is_empty_without(node: Node, empty: frozenset[int]) -> bool:
 
 
 def unique_columns(node: Node) -> list[frozenset[int]]:
-    """Return sets of columns that are surely unique."""
+    """Return sets of columns whose values surely do not repeat."""
     match node:
         case Aggregate(_, keys, _, sets) if len(sets) == 1:
             return [frozenset(range(len(keys)))]

@@ -1,4 +1,4 @@
-"""Change the views of a location to a set of definitions: a plan for inspection, then one commit.
+"""Changes the views of a location to a set of definitions: first a plan that can be inspected, then one commit.
 
 A view whose definition has changed is dropped and created again, and with it all views that read it, because a view's
 times must all come from one definition. Nothing else is touched. The commit creates and drops views; a refresh, which
@@ -34,7 +34,7 @@ Action = Literal["create", "replace", "keep", "drop"]
 class Wanted:
     """The requested definition of a view: query, key and start.
 
-    An existing view may have any start if this is None or "now".
+    If the start is None or "now", an existing view keeps its own.
     """
 
     sql: str
@@ -44,7 +44,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of one view, and its reason."""
+    """The planned action for one view, and its reason."""
 
     view: str
     action: Action
@@ -78,7 +78,7 @@ class ViewsPlan:
         return self._engine.submit("apply", self._steps, self._names).result()
 
     def refresh(self) -> None:
-        """Refresh all views of the definitions in one commit."""
+        """Refresh all views of the plan in one commit."""
         views = [load_view_by_name(self._engine, change.view) for change in self.changes if change.action != "drop"]
         if views:
             with ViewsTogether(views, {}) as together:
@@ -98,6 +98,8 @@ def plan_views(client: OnEngine | Engine, wanted: Mapping[str, Wanted], *, prune
 
 
 class _Planner:
+    """Plans the changes from the existing views to the wanted definitions."""
+
     def __init__(self, engine: Engine, wanted: Mapping[str, Wanted]) -> None:
         self._engine = engine
         self._wanted = wanted
@@ -176,6 +178,7 @@ class _Planner:
         return Change(name, "create" if view is None else "replace", why)
 
     def _plan_drops(self, name: str, view: LiveView) -> None:
+        """Plan to drop a view."""
         self._gone[name] = view
         self._catalog.plan_removal(name)
 
@@ -186,13 +189,13 @@ class _Planner:
             for reader in load_dependents(self._engine, view.handle):
                 if reader.id not in going:
                     raise InvalidUsage(
-                        f"the view {reader.name!r} depends on {view.handle.name!r}, which has to go, and nothing says "
-                        f"what {reader.name!r} shall be: add its definition, or drop it"
+                        f"the view {reader.name!r} depends on {view.handle.name!r}, which must be dropped, and the "
+                        f"definitions do not include {reader.name!r}: add its definition, or drop it first"
                     )
 
 
 def _add_view_to_errors(name: str, what: Callable[[], Found]) -> Found:
-    """Call a function, and name the view in its errors."""
+    """Call a function; errors that it raises get the view's name."""
     try:
         return what()
     except InvalidUsage as error:
@@ -200,7 +203,7 @@ def _add_view_to_errors(name: str, what: Callable[[], Found]) -> Found:
 
 
 def _describe_difference(view: LiveView, draft: Draft, start: Start) -> str | None:
-    """Return how a view differs from its definition; None if equal."""
+    """Return in which way a view differs from its draft; None if they are equal."""
     old, new = view.definition, draft.definition
     if old.sql.strip() != new.sql.strip():
         return "its query has changed"

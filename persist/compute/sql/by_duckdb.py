@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from persist.codecs.types.calculator import get_calculator
-from persist.compute.query import quote_name
+from persist.compute.query import quote_name, quote_text
 from persist.compute.sql.definite import list_indefinite_functions
 from persist.compute.sql.types import from_duckdb, list_struct_fields, to_arrow, to_duckdb
 from persist.core.expression.sql_numbers import can_cast
@@ -51,6 +51,7 @@ def read_function_name(node: Json) -> str:
 
 @cache
 def _list_definite_functions() -> frozenset[str]:
+    """Return DuckDB's scalar functions that depend on their arguments alone."""
     with get_calculator().cursor() as connection:
         rows = connection.execute(
             "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'scalar'"
@@ -79,7 +80,7 @@ def is_nested(kind: Json) -> bool:
 
 
 def is_only_in_duckdb(kind: Json) -> bool:
-    """Return whether only DuckDB's own calls may use values of a type."""
+    """Return whether a type exists only inside DuckDB's own expressions, not in views."""
     return kind.get("id") in (*_WITHIN, "ENUM", "UNION") or any(map(is_only_in_duckdb, _list_parts(kind)))
 
 
@@ -89,7 +90,7 @@ def is_json(kind: Json) -> bool:
 
 
 def is_cast_checked_late(given: Json, kind: Json) -> bool:
-    """Return whether DuckDB accepts a cast, checking only actual values."""
+    """Return whether DuckDB accepts a cast when it binds, and checks the values later."""
     names = given.get("id"), kind.get("id")
     special = [name for name in names if name in (*_WITHIN, "ENUM", "UNION")]
     if special and not {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
@@ -119,8 +120,9 @@ def _list_parts(kind: Json) -> list[Json]:
 
 
 def format_type(kind: Json, *, is_named: bool = False) -> str:
-    """Return DuckDB's name of a type of a plan; with is_named, the type of its values in Arrow, where fields have
-    names.
+    """Return DuckDB's name of a type of a plan.
+
+    `is_named`: return the type of its values in Arrow, where all fields have names.
     """
     if is_json(kind):
         return "JSON"
@@ -130,7 +132,7 @@ def format_type(kind: Json, *, is_named: bool = False) -> str:
     if form in _WITHIN and not is_named:
         return _WITHIN[form]
     if form == "ENUM" and not is_named:
-        return f"ENUM({', '.join(map(_format_literal, kind['type_info']['values']))})"
+        return f"ENUM({', '.join(map(quote_text, kind['type_info']['values']))})"
     if form == "UNION" and not is_named:
         members = ((quote_name(part["first"]), part["second"]) for part in kind["type_info"]["child_types"][1:])
         return f"UNION({', '.join(f'{name} {format_type(part)}' for name, part in members)})"
@@ -146,7 +148,7 @@ def format_type(kind: Json, *, is_named: bool = False) -> str:
 
 
 def differs_in_arrow(kind: Json) -> bool:
-    """Return whether a type, or a type inside it, is another one in Arrow."""
+    """Return whether Arrow represents a type, or a type inside it, by another type."""
     return (
         is_json(kind)
         or is_only_in_duckdb(kind)
@@ -159,8 +161,8 @@ class SqlText:
     """Translates an expression of a plan to SQL text, and collects its columns.
 
     Args:
-        term: makes a term of a node.
-        refuse: raises the refusal of a node.
+        term: returns a node as a term, for a column of the text.
+        refuse: raises the error for an unsupported node.
         is_own: tests whether DuckDB computes a node.
         check: refuses a node with unknown members.
     """
@@ -225,7 +227,7 @@ class SqlText:
         if kind["id"] == "MAP":  # A list of its entries.
             return f"map_from_entries({self.format_constant({**value, 'type': {**kind, 'id': 'LIST'}})})"
         if kind["id"] in ("STRUCT", "TUPLE"):
-            names = (_format_literal(part["first"]) for part in kind["type_info"]["child_types"])
+            names = (quote_text(part["first"]) for part in kind["type_info"]["child_types"])
             values = (
                 self.format_constant({"type": part, **entry})
                 for part, entry in zip(_list_parts(kind), literal.get("children", ()), strict=True)
@@ -247,7 +249,7 @@ class SqlText:
             if differs_in_arrow(kind):
                 self._refuse(f"a constant of type {format_type(kind)} is not supported in a view: cast a text", {})
             return self._format_column({"expression_class": "BOUND_CONSTANT", "value": value, "return_type": kind})
-        return f"CAST({_format_literal(str(literal))} AS {format_type(kind)})"
+        return f"CAST({quote_text(str(literal))} AS {format_type(kind)})"
 
     def _format_call(self, node: Json) -> str:
         """Return the SQL text of a function call."""
@@ -305,7 +307,7 @@ class SqlText:
         ]
 
     def _format_lambda(self, children: Sequence[Json], at: int, more: int) -> list[str]:
-        """Return arguments with a lambda, and more arguments after it; its outer columns come last."""
+        """Return the arguments of a call whose argument `at` is a lambda, with `more` after it."""
         function = children[at]
         self._check(function)
         count = function["parameter_count"]
@@ -331,8 +333,5 @@ def _is_number(node: Json) -> bool:
 
 
 def _read_type_id(node: Json) -> Any:
+    """Return DuckDB's name of the type of a node's result; None without one."""
     return (node.get("return_type") or {}).get("id")
-
-
-def _format_literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

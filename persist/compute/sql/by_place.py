@@ -1,10 +1,10 @@
 """Window functions whose number is a column: `lag(x, n)`, `lead(x, n)`, `nth_value(x, n)` and `ntile(n)`.
 
-The displayed value then is at a position that the row determines. So its partition is numbered, and joined with itself:
-the requested place equals the number of the row with the value. Ties of the order are broken by all columns, on both
-sides in the same way, so the places of a partition are 1, 2, 3 and so on. The first place of a frame is known only
-where frames begin with their partitions, and `nth_value` over others is refused. `ntile` is arithmetic on the number of
-the row and the count of its partition.
+Such a function returns the value of a row whose position a column determines. So the rows of each partition are
+numbered, and the partition is joined with itself: the requested position equals the number of the row with the value.
+Ties of the order are broken by all columns, on both sides in the same way, so the places of a partition are 1, 2, 3 and
+so on. The first place of a frame is known only where frames begin with their partitions, and `nth_value` over others is
+refused. `ntile` is arithmetic on the number of the row and the count of its partition.
 
 Cost: a `row_number`, and a join by partition and position.
 """
@@ -52,8 +52,8 @@ def add_positional_windows(
     """Return rows with a column for each window function, some by position.
 
     Args:
-        number: one that no other relation of the plan has.
-        call: returns the window function of a node that is not by place.
+        number: a number that no other relation of the plan has.
+        call: translates a window function whose position is constant.
     """
     kinds = tuple(infer_types(child))
     width, ref = len(kinds), Ref(number, kinds)
@@ -116,7 +116,7 @@ def _translate_frame(node: Json, of: Expressions) -> Frame:
 
 
 def _find_target_position(node: Json, own: Term, of: Expressions) -> Term:
-    """Return the position whose value each row takes."""
+    """Return the term for the position from which each row takes its value."""
     distance = _cast_to_int64(of.translate(node["children"][1]))
     if node["type"] == "WINDOW_NTH_VALUE":
         return distance
@@ -124,7 +124,7 @@ def _find_target_position(node: Json, own: Term, of: Expressions) -> Term:
 
 
 def _make_value_at_position(node: Json, wanted: Term, count: Place, place: Place, of: Expressions) -> Term:
-    """Return the value of the row at the wanted position, which follows its position; otherwise the default."""
+    """Return the term for the value at the wanted position, or the function's default."""
     kind = of.infer_type(node["return_type"], node)
     default: Term = parse_constant(kind, None)
     if len(node["children"]) > 2:
@@ -138,4 +138,5 @@ def _make_value_at_position(node: Json, wanted: Term, count: Place, place: Place
 
 
 def _cast_to_int64(term: Term) -> Term:
+    """Return a term, cast to int64."""
     return make_sql_call("cast", pa.int64(), term)

@@ -64,7 +64,7 @@ def find_mentioned(sql: str, names: Sequence[str]) -> list[str]:
 
 
 def list_columns(name: str, schema: CollectionSchema, *, names_row_id: bool) -> Columns:
-    """Return the columns of a collection with their types, and `rowid` if the query may mean DuckDB's."""
+    """Return a collection's columns with their types; with `names_row_id`, also DuckDB's `rowid`."""
     columns: list[tuple[str, str | Unreadable]] = []
     for column in schema.columns:
         kind = schema.arrow.field(column).type
@@ -132,6 +132,7 @@ def _fold_constants(plan: algebra.Node) -> algebra.Node:
 
 
 def _can_be_stored(kind: pa.DataType) -> bool:
+    """Return whether definitions store constants of a type exactly."""
     return bool(pat.is_integer(kind) or pat.is_boolean(kind) or pat.is_date32(kind) or pat.is_timestamp(kind))
 
 
@@ -151,7 +152,7 @@ def _replace_intervals(
 
 @contextmanager
 def _refuse_deep_plans() -> Iterator[None]:
-    """Raise InvalidUsage if this block's recursion is too deep."""
+    """Context that raises InvalidUsage if a plan is too deep for recursion."""
     try:
         yield
     except RecursionError:
@@ -159,12 +160,13 @@ def _refuse_deep_plans() -> Iterator[None]:
 
 
 def _count_node_levels(node: algebra.Node) -> int:
-    """Return a plan's depth: two for a relation, one for an expression."""
+    """Return how deep a plan is nested, where a relation counts twice."""
     depth = max(map(_count_levels, algebra.list_terms(node)), default=0)
     return 2 + max([depth, *map(_count_node_levels, algebra.list_inputs(node))])
 
 
 def _count_levels(expression: Term) -> int:
+    """Return how deep a term is nested."""
     return 1 + max(map(_count_levels, expression.arguments), default=0) if isinstance(expression, Call) else 1
 
 
@@ -188,8 +190,7 @@ def check_columns(columns: Sequence[tuple[str, str]]) -> None:
 def parse_key(asked: Sequence[str]) -> tuple[str, ...]:
     """Return a caller's key columns as a tuple; a single name is allowed.
 
-    Raises:
-        InvalidUsage: it is not a list of texts.
+    Raises InvalidUsage: `asked` is not a list of texts.
     """
     key = [asked] if isinstance(asked, str) else asked
     if not isinstance(key, (list, tuple)) or not all(isinstance(name, str) for name in key):
@@ -200,7 +201,7 @@ def parse_key(asked: Sequence[str]) -> tuple[str, ...]:
 def choose_key(
     plan: algebra.Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] | None, documents: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the key columns: the caller's, or the query's groups, or all but documents of JSON."""
+    """Return the key columns of a view: the caller's, or else the query's groups, or all but JSON columns."""
     names = [name for name, _ in columns]
     if asked is not None:
         key = parse_key(asked)

@@ -1,7 +1,7 @@
 """Creates a view, or loads the existing one of its name and definition.
 
-The state and the work of a join of two growing inputs without a key grow with both of them. Such a query is correct,
-and may be intended for small inputs, so a new view of it only warns.
+The state of a join of two growing inputs without a key grows with both inputs, and so does the work of each change.
+Such a query is correct, and may be intended for small inputs, so a new view of it only warns.
 """
 
 import warnings
@@ -36,7 +36,7 @@ def load_or_create_view(
 ) -> LiveView:
     """Load the view of a name, or create it; see `Client.create_view` for arguments and errors.
 
-    `is_new` raises CollectionExists in place of loading it.
+    `is_new`: raise CollectionExists if the name is taken.
     """
     check_free_name(name)
 
@@ -98,7 +98,7 @@ def _create_view(
 
 
 class UnboundedState(UserWarning):
-    """A view joins two growing inputs without a key, so each change meets all records of the other input."""
+    """Warning: a view joins two growing inputs without a key, so each change reads all records of one."""
 
 
 def list_unbounded_joins(plan: algebra.Node, statistics: Known = NOTHING) -> list[str]:
@@ -106,12 +106,14 @@ def list_unbounded_joins(plan: algebra.Node, statistics: Known = NOTHING) -> lis
 
     Args:
         plan: a rewritten plan.
-        statistics: of collections, as for `rewrite_plan`.
+        statistics: the statistics of collections, as for `rewrite_plan`.
     """
     return _Growth(statistics).describe_growing_joins(plan)
 
 
 class _Growth:
+    """Finds the joins of a plan whose inputs both grow without end."""
+
     def __init__(self, known: Known) -> None:
         self._known = {**known}
         self._values: dict[int, algebra.Node] = {}
@@ -140,7 +142,7 @@ class _Growth:
         )
 
     def _list_growing_sources(self, node: algebra.Node) -> list[str]:
-        """Return the collections that a node reads, directly or by references."""
+        """Return the collections that a node reads, directly or through references."""
         collections = list(list_scans(node))
         if isinstance(node, algebra.Ref) and node.number in self._values:
             collections += self._list_growing_sources(self._values[node.number])

@@ -2,7 +2,8 @@
 
 DuckDB folds some calls while it binds a query, so a plan may hold `now() - INTERVAL 1 DAY` as a constant. So the names
 are shadowed before: in the database that binds queries, each is a macro whose body cannot be bound. DuckDB resolves
-names itself, so this holds in macros, subqueries and keywords (`current_date`), and a column of such a name stays one.
+names itself, so this holds in macros, subqueries and keywords (`current_date`), and a column of such a name
+remains usable.
 """
 
 from collections.abc import Iterator, Mapping
@@ -93,7 +94,7 @@ def make_refusal(name: str) -> InvalidUsage:
 def check_qualified(parts: Iterator[Mapping[str, Any]]) -> None:
     """Raise InvalidUsage if a query calls a function by its qualified name, which cannot be shadowed.
 
-    `parts`: of the parsed query.
+    `parts`: the nodes of the parsed query.
     """
     for part in parts:
         path = (part.get("qualified_name") or {}).get("path") or [""]

@@ -55,7 +55,7 @@ EARLIER_KEPT = 100
 
 
 class EarlierDefinition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An earlier definition of a view, and when it began."""
+    """An earlier definition of a view, and the time at which it began."""
 
     sql: str
     since: int
@@ -78,7 +78,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     program: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that is stored."""
+        """Return the definition in its stored form."""
         plain = msgspec.structs.replace(self, plan=None)
         stored = {**msgspec.to_builtins(plain), "plan": to_json(self.plan)}
         if self.program is None:  # As the first version has it.
@@ -89,7 +89,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Definition":
-        """Return the definition that was stored. Raises IncompatibleVersion: it is of a later version."""
+        """Return the definition from its stored form. Raises IncompatibleVersion: it is newer."""
         if stored.get("version") not in (1, VERSION):
             raise IncompatibleVersion("the definition of a view", stored.get("version", 0), VERSION)
         program = stored.get("program")
@@ -128,7 +128,7 @@ def to_json(value: Any) -> Any:
 
 
 def decode_term(wanted: type, stored: dict[str, Any]) -> Term:
-    """Return a stored term; a hook for msgspec, which does not know the type."""
+    """Return a term from its stored form; msgspec calls this for each term."""
     assert wanted is Term
     match stored:
         case {"kind": "column", "index": int(index), **rest} if not rest:
@@ -155,7 +155,7 @@ class Readable:
 
     Attributes:
         last: its last sealed time, or the first possible time without one; None for a view that was never refreshed.
-        since: the first time that can be read; of a view, by its present definition.
+        since: the first time that can be read; for a view, under its present definition.
         inputs: the ids of all collections that it depends on.
         redefined: the time from which a redefined view follows its present definition; otherwise 0.
         keyed: how it resolves events; None if it is not keyed.
@@ -174,7 +174,7 @@ class Readable:
 
 
 def find_shared_timeline(inputs: Iterable[Readable]) -> str | None:
-    """Return the timeline of all inputs; numbers if they differ."""
+    """Return the timeline of all inputs; None, which means numbers, if they differ."""
     timelines = {readable.timeline for readable in inputs}
     return timelines.pop() if len(timelines) == 1 else None
 
@@ -202,7 +202,7 @@ def choose_start(start: Start, inputs: Sequence[Readable], unit: str | None) -> 
 
     Args:
         start: the user's argument: None for the earliest time, "now" for the last time that all inputs have sealed.
-        unit: of the timeline of the view.
+        unit: the unit of the view's timeline; None if times are numbers.
     """
     earliest = max((readable.since for readable in inputs), default=0)
     if start is None:
@@ -225,7 +225,7 @@ def choose_start(start: Start, inputs: Sequence[Readable], unit: str | None) -> 
 
 
 def explain_lag(name: str, start: int, inputs: Sequence[CollectionState]) -> str | None:
-    """Return a warning if one input keeps a view from seeing others.
+    """Return a warning if one lagging input keeps a view from using others.
 
     Args:
         start: where the view begins.
@@ -252,6 +252,7 @@ def explain_lag(name: str, start: int, inputs: Sequence[CollectionState]) -> str
 
 
 def _describe_units(inputs: Sequence[CollectionState], last: CollectionState) -> str:
+    """Return the end of a warning: the timelines, if they differ, or what to seal."""
     for contents in inputs:
         if contents.timeline != last.timeline:
             units = [f"{readable.name!r} has {readable.timeline or 'no timeline'}" for readable in (last, contents)]

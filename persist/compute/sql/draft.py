@@ -37,7 +37,7 @@ class Draft:
 
     Attributes:
         bound: the rewritten relation of the query, before its groups were split off.
-        groups: the hidden views that store them.
+        groups: the definitions of the hidden views that store the groups.
     """
 
     readable: Readable
@@ -59,7 +59,7 @@ class Catalog:
 
     @property
     def names(self) -> list[str]:
-        """The names of all."""
+        """The names of all collections that a view may read."""
         existing = [name for name in self._engine.names() if name not in self._by_name]
         return [*existing, *(name for name, readable in self._by_name.items() if readable is not None)]
 
@@ -69,16 +69,16 @@ class Catalog:
         return self._engine.follower.state.format >= PLANS_CAME_WITH
 
     def plan_removal(self, name: str) -> None:
-        """Plan without a collection."""
+        """From now on, treat a collection as dropped."""
         self._by_name[name] = None
 
     def plan_addition(self, draft: Draft) -> None:
-        """Plan with one more view."""
+        """From now on, treat a drafted view as existing."""
         self._by_name[draft.readable.name] = draft.readable
         self._by_id |= {readable.id: readable for readable in (*draft.groups, draft.readable)}
 
     def load(self, name: str) -> Readable:
-        """Return the collection of a name, which is among the names."""
+        """Return the collection of a name. The name must be in `names`."""
         return self._by_name.get(name) or self._load_stored(load_handle(self._engine, name).id, name)
 
     def load_by_id(self, id_: str) -> Readable:
@@ -206,8 +206,8 @@ def _draft_collection(
     """Return the draft of one collection that a relation defines.
 
     Args:
-        reads: what it may scan, by name.
-        every: what it may depend on, by id.
+        reads: the collections that it may scan, by name.
+        every: the collections that it may depend on, by id.
         statistics: the statistics of the collections that it may scan.
         relation: the rewritten plan, if it was rewritten.
         documents: the columns of JSON documents; in the key, they are stored as texts.
@@ -270,8 +270,8 @@ def _make_holds(
 ) -> list[record_kinds.SetHold]:
     """Return the holds of a new view on everything that it depends on.
 
-    Its program begins where the view does. Contents of views are computed again, and not read, so their history is not
-    kept; the hold only records the dependency.
+    The holds on plain collections are at the view's start. A hold on a view only records the dependency, and keeps no
+    history: the contents of views below are computed again, and not read.
     """
     return [
         record_kinds.SetHold(
@@ -296,7 +296,7 @@ def has_groups(definition: Definition) -> bool:
 
 
 def find_column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...]:
-    """Return the ids of some columns of a schema, ascending."""
+    """Return the ids of columns of a schema by name, in ascending order."""
     ids = dict(zip(schema.names, schema.ids, strict=True))
     return tuple(sorted(ids[name] for name in names))
 

@@ -46,7 +46,7 @@ class BoundQuery:
     described: tuple[tuple[str, str], ...]
 
     def list_columns(self, kinds: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the columns of the query, with their types; kinds are the types in its plan."""
+        """Return the columns of the query as names and types. `kinds`: their types in the plan."""
         described = zip(self.described, kinds, strict=True)
         return [(name, _parse_type(name, column, kind)) for (name, column), kind in described]
 
@@ -57,7 +57,7 @@ def bind_query(sql: str, tables: Mapping[str, Columns], now: str, late_by: str |
     Args:
         tables: the columns of each, with their types (`persist.compute.sql.types`).
         now: the expression for `_now()`.
-        late_by: for windows that are emitted when final, the distance behind their ends
+        late_by: for windows that are emitted when final, how far the greatest time is after their end then
             (`persist.compute.sql.emission`).
     """
     statement = parse_statement(sql)
@@ -137,6 +137,7 @@ def _parse_uncached(sql: str) -> Any:
 
 
 def _check_text(sql: Any) -> None:
+    """Raise InvalidUsage unless a query is a text that is not empty."""
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidUsage(f"sql={sql!r} is not a query: write SELECT … FROM …")
 
@@ -176,6 +177,7 @@ def _collect_tables(node: Any, tables: dict[Path, int], own: frozenset[str], sql
 
 
 def _parse_type(name: str, shown: str, kind: str) -> str:
+    """Return the type of a query's column. Raises InvalidUsage if it is not supported."""
     try:
         return kind if is_nested(kind) or shown in ("JSON", "UUID") else from_duckdb_name(shown)
     except KeyError:
@@ -190,6 +192,7 @@ _SERIALIZE = "SELECT json_serialize_plan(?, skip_null := true, skip_empty := tru
 
 
 def _fetch_text(connection: Any, statement: str, argument: str, sql: str) -> str:
+    """Return the text that a statement of DuckDB returns for one argument."""
     try:
         text: str = connection.execute(statement, [argument]).fetchone()[0]
         return text
@@ -227,10 +230,10 @@ def load_duckdb() -> Any:
 
 @contextmanager
 def _open_binder(sql: str) -> Iterator[Any]:
-    """Context with a connection for binding a query; its objects vanish afterwards.
+    """Context with a DuckDB connection for binding a query; objects made in it vanish.
 
-    A database of its own would take 16 ms of processor time, and several of them are needed to make a view. So there is
-    one, which holds nothing: each use is a transaction that is rolled back, and they come one after another.
+    Opening a database takes 16 ms of processor time, and a new view would need several. So all share one empty
+    database: each use is a transaction that is rolled back, and only one runs at a time.
     """
     duckdb = load_duckdb()
     _check_text(sql)
@@ -264,7 +267,7 @@ def _explain_error(answer: dict[str, Any], sql: str) -> str:
 
 
 def _locate_call(function: str, statement: Any, sql: str) -> str:
-    """Return the place of a call in the text of a query; nothing if a macro calls it."""
+    """Return where a query calls a function, for messages; empty if a macro calls it."""
     for node in walk_parts(statement):
         names = node.get("column_names") or (node.get("qualified_name") or {}).get("path") or [""]
         if node.get("class") in ("FUNCTION", "COLUMN_REF") and str(names[-1]).lower() in list_spellings(function):
@@ -273,7 +276,7 @@ def _locate_call(function: str, statement: Any, sql: str) -> str:
 
 
 def show_position(sql: str, position: Any) -> str:
-    """Return a position's line in the query, with a mark below."""
+    """Return the line of a query that has a position, with a mark below it."""
     if position is None or not str(position).isdigit() or int(position) > len(sql.encode()):
         return ""
     at = len(sql.encode()[: int(position)].decode(errors="ignore"))

@@ -7,8 +7,8 @@ greatest time seen. So a window is final when its end lies that far behind the g
 `EMIT FINAL` leaves out the rows of all others: `window_end <= (SELECT max(at) - distance FROM bids)`. Views keep rows
 in order of such a comparison with one value, so a refresh computes only what changes.
 
-A view's contents at each time are its query's result on its inputs at that time, and this follows from that alone. That
-a row stays once it is shown needs more conditions, which are checked when the view is created:
+This needs no mechanism of its own: a view's contents at each time are its query's result on its inputs at that time.
+More conditions ensure that a row stays once it is shown. They are checked when the view is created:
 
 - The collection has such a bound, of the column that the windows use, and events are its only changes: none replaces or
   deletes a row (`InsertIfAbsent`, and no tombstones).
@@ -78,7 +78,7 @@ def derive_lateness(sql: str, schemas: Mapping[str, CollectionSchema], keyed: Ma
 
 
 def _derive_distance(name: str, column: str, schema: CollectionSchema, form: KeyedForm | None) -> str:
-    """Return the distance of a late bound; see `derive_lateness`."""
+    """Return how far behind the greatest time a collection's late bound is, as an interval."""
     keyed_options = f"Keyed(order_by=[{column!r}], late_bound=Behind(…), machine=InsertIfAbsent())"
     first = form.order_by[0] if form is not None and form.order_by else None
     if form is None or form.late_by is None or first is None or fold_case(first) != fold_case(column):
@@ -145,5 +145,5 @@ def _check_groups(node: Json, columns: Sequence[str]) -> None:
 
 
 def _is_bound(expression: Json) -> bool:
-    """Return whether an expression is a bound of the window by name."""
+    """Return whether an expression is `window_start` or `window_end`."""
     return (expression.get("column_names") or [""])[-1].lower() in _BOUNDS

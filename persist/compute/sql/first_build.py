@@ -100,7 +100,7 @@ def _is_new(program: ViewProgram, plan: Plan) -> bool:
 
 
 def _choose_times(sources: Sequence[SourceReader], options: Options) -> list[int]:
-    """Return the times to compute; none if refreshes would have too much left to do."""
+    """Return the times whose contents are computed; none if a first build does not pay."""
     states = [reader.handle.get_known_state() for reader in sources]
     begin, upper = max((reader.as_of for reader in sources), default=0), min((s.upper for s in states), default=0)
     later = [part for state in states for part in state.history_parts if part.time_max > begin]
@@ -174,7 +174,7 @@ class _Build:
         return numbers
 
     def _find_cuts(self, number: int) -> None:
-        """Find the topmost nodes at or below a node that DuckDB can compute."""
+        """Add the topmost nodes that DuckDB can compute, at or below a node, to `cuts`."""
         if self._translate(number) is not None:
             self.cuts[number] = _NOTHING
             return
@@ -204,6 +204,7 @@ class _Build:
         return relation
 
     def _write_node(self, node: Node, inputs: Sequence[Relation]) -> Relation:
+        """Return the SQL of a node. Raises Untranslatable: it has none."""
         if not isinstance(node.operator, Source | Constant):
             return write_node(self._plan, node, inputs, self.relations)
         check_columns(node.schema)
@@ -241,7 +242,7 @@ class _Build:
         return self._finish()
 
     def _finish(self) -> dict[str, pa.Table]:
-        """Compute the outputs from the contents of the cuts, by our operators."""
+        """Compute the outputs from the contents that DuckDB returned, by our operators."""
         contents = {name: self.cuts[sink.inputs[0]] for name, sink in self.sinks.items() if sink.inputs[0] in self.cuts}
         if len(contents) == len(self.sinks):
             return contents
@@ -272,7 +273,7 @@ class _Build:
             return contents | {name: capture.updates().drop_columns(["_time"]) for name, capture in captured.items()}
 
     def _subtract(self, table: pa.Table, previous: pa.Table) -> pa.Table:
-        """Return the changes between two contents."""
+        """Return the updates that turn previous contents into new contents."""
         names = ", ".join(quote_name(name) for name in table.column_names[:-1])
         union = f"SELECT {names}, _diff FROM present UNION ALL SELECT {names}, -_diff FROM previous"
         self._register("present", table)
@@ -283,7 +284,7 @@ class _Build:
         return changes.cast(table.schema)
 
     def _lend_source(self, node: Node, reader: SourceReader, time: int) -> int:
-        """Let DuckDB read a source's contents at a time; return an upper bound of their rows."""
+        """Let DuckDB read a source's contents at a time; return the most rows they can have."""
         handle, view = reader.handle, f"n{node.number}"
         version, arrow = handle.schema.version, handle.schema.arrow
         schema = node.schema if len(node.schema) else pa.schema([arrow.field(handle.schema.names[0])])
@@ -337,7 +338,7 @@ def _list_sources(plan: Plan) -> dict[int, str]:
 
 
 def _is_plain(scan: Scan, schema: pa.Schema) -> bool:
-    """Return whether the files of a scan hold exactly its rows, each once."""
+    """Return whether the rows of a scan are exactly the rows of its files."""
     return (
         scan.narrow is None
         and scan.filter is None

@@ -33,7 +33,7 @@ from persist.engine.location.opening import load_handle_by_id, open_handle
 
 
 def list_scans(plan: Relation) -> dict[str, dict[str, str]]:
-    """Return the collections that a plan reads, with names and types of the read columns."""
+    """Return the collections that a relation reads, each with names and types of read columns."""
     read_columns: dict[str, dict[str, str]] = {}
     for node in iterate_nodes(plan):
         if isinstance(node, Scan):
@@ -42,11 +42,12 @@ def list_scans(plan: Relation) -> dict[str, dict[str, str]]:
 
 
 def list_read_columns(plan: Plan) -> dict[str, dict[str, str]]:
-    """Return the collections that a plan of operators reads, with names and types of the read columns."""
+    """Return the collections that a dataflow plan reads, each with names and types of read columns."""
     return {name: {field.name: name_arrow_type(field.type) for field in schema} for name, schema in _list_sources(plan)}
 
 
 def _list_sources(plan: Plan) -> Iterator[tuple[str, pa.Schema]]:
+    """Yield each collection that a plan reads, with the columns that are read."""
     for node in plan.nodes.values():
         if isinstance(node.operator, Source):
             yield node.operator.collection, node.schema
@@ -56,7 +57,7 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
     """Return the dataflow plan of one rewritten relation.
 
     Args:
-        columns: of the answer, with their types; without them, they are called c0, c1, …
+        columns: the answer's columns with their types; without them, columns are named c0, c1, …
         optimise: also merge operators. Otherwise, only unused columns and records are left out.
     """
     program = Program("view")
@@ -134,6 +135,7 @@ class ViewProgram(Program):
         """Do nothing: a program begins with a plan of no operators."""
 
     def optimise(self) -> Plan:
+        """Return the optimised plan of all views, from their stored plans where these fit."""
         if self._optimised is None:
             stored = zip(self._views.values(), self._stored, strict=True)
             plans = (self._lower_view(view) if plan is None else plan.plan() for view, plan in stored)
@@ -141,6 +143,7 @@ class ViewProgram(Program):
         return self._optimised
 
     def make_outline(self) -> Plan:
+        """Return the optimised plan, which shows each output's sources."""
         return self.optimise()
 
     def check(self) -> None:
@@ -187,12 +190,15 @@ class ViewProgram(Program):
         return f"view {name}" if owner is None else f"groups of view {owner}"
 
     def makes_holds(self) -> bool:
+        """False: the commit that creates a view makes its holds."""
         return False
 
     def output(self, collection: str) -> CollectionHandle | None:
+        """Return the collection of a view."""
         return self._views[collection].handle
 
     def definition(self, collection: str) -> DefinedAs | None:
+        """Return since when a view has its present definition, and where it begins."""
         definition = self._views[collection].definition
         return DefinedAs(definition.number, definition.since, definition.start, has_past=find_owner(collection) is None)
 
@@ -207,7 +213,7 @@ class ViewProgram(Program):
 
 
 def _find_fitting_plan(engine: Engine, definition: Definition) -> StoredPlan | None:
-    """Return the view's stored plan; None if missing or outdated."""
+    """Return the plan stored with a view; None if missing, or if collection sizes have changed."""
     stored = read_plan(definition.program)
     if stored is None or not stored.rows:
         return stored
@@ -234,7 +240,7 @@ def _adapt_readers(plan: Plan, source: Node, schema: pa.Schema) -> None:
 
 
 def estimate_sizes(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statistics]:
-    """Estimate the statistics of collections, by their names; reads: their ids.
+    """Estimate the statistics of collections, by their names. `reads`: their ids by name.
 
     A missing collection has no statistics: opening it raises the error.
     """
@@ -248,12 +254,11 @@ def estimate_sizes(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statis
 def load_views(engine: Engine, wanted: Mapping[str, str]) -> list[LoadedView]:
     """Return views and all views that they depend on, each after its inputs.
 
-    Args:
-        wanted: the names of the views, by id.
+    `wanted`: the names of the views, by id.
 
     Raises:
-        InvalidUsage: it is not a view.
-        CollectionNotFound: it was dropped.
+        InvalidUsage: a collection is not a view.
+        CollectionNotFound: a view was dropped.
     """
     views: dict[str, LoadedView] = {}
     handles: dict[str, CollectionHandle] = {}
@@ -289,4 +294,5 @@ def load_definition(handle: CollectionHandle) -> Definition | None:
 
 
 def _decode_definition(stored: dict[str, Any] | None) -> Definition | None:
+    """Return a view's stored definition; None for an index or a plain collection."""
     return None if stored is None or "index" in stored else Definition.from_json(stored)

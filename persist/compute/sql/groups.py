@@ -1,8 +1,8 @@
-"""The stored groups of a view: counts and totals, in views of its own, which a step reads instead of the inputs.
+"""The stored groups of a view: hidden views with counts and totals, which a refresh reads instead of the inputs.
 
-The groups cannot be derived from a sum of a case, an average or a share, nor from the rows that a LIMIT leaves. So a
-view that is made with `indexes="auto"` is cut at its aggregates. Each GROUP BY of counts, exact sums and means becomes
-a view of the library's own, and its readers compute the original result from it:
+The state of a group cannot be derived from an answer with averages or shares, nor from the rows that a LIMIT leaves. So
+a view that is made with `indexes="auto"` is cut at its aggregates. Each GROUP BY of counts, exact sums and means
+becomes a view of the library's own, and its readers compute the original result from it:
 
     SELECT k, avg(v) FROM t GROUP BY k    =    SELECT k, mean(lower, upper, c) FROM groups WHERE n <> 0
     groups(k, n, c, lower, upper)         =    SELECT k, count(*), count(v), total(v % 2**62), total(v // 2**62) …
@@ -43,10 +43,10 @@ class Groups:
     """The definition of a hidden view that stores an aggregate's groups.
 
     Attributes:
-        name: of the collection.
+        name: the name of the collection.
         plan: the aggregate whose groups it stores.
-        columns: name and type of each.
-        key: the columns that are its key.
+        columns: the name and the type of each column.
+        key: the names of its key columns.
     """
 
     name: str
@@ -62,7 +62,7 @@ def split_at_aggregates(
 
     Args:
         plan: a rewritten plan.
-        prefix: of the groups' names, to which numbers are added.
+        prefix: the beginning of the groups' names, to which numbers are added.
         kept: existing views: the plan reads groups from these alone.
     """
     if any(isinstance(node, algebra.Temporal | algebra.Recursive) for node in algebra.iterate_nodes(plan)):
@@ -86,7 +86,7 @@ def split_at_aggregates(
 
 
 def _compute_from_groups(kept: Sequence[Groups], node: algebra.Aggregate) -> tuple[algebra.Node, Groups] | None:
-    """Compute an aggregate from stored groups; None if none suffice."""
+    """Return an aggregate computed from stored groups, and these; None if none suffice."""
     for groups in kept:
         stored = groups.plan
         if isinstance(stored, algebra.Aggregate) and (stored.input, stored.keys, stored.sets) == (
@@ -118,7 +118,7 @@ def _can_be_stored(node: algebra.Aggregate) -> bool:
 
 
 def _is_determined(aggregation: algebra.Aggregation, given: Sequence[str]) -> bool:
-    """Return whether counts and integer sums determine an aggregate."""
+    """Return whether counts and integer sums determine an aggregate's result."""
     if aggregation.distinct or aggregation.order:
         return False
     if aggregation.function in ("count_star", "count"):
@@ -136,7 +136,7 @@ class _SplitAggregate:
 
     Attributes:
         input_types: the types of its input.
-        kept: the counts and totals, each once.
+        stored: the counts and totals that the hidden view stores, without repetitions.
     """
 
     node: algebra.Aggregate

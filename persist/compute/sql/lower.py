@@ -39,7 +39,7 @@ class Lowering:
     """Translates the relations of one plan to streams.
 
     Args:
-        program: gets the streams.
+        program: the program to which the streams belong.
         source: returns the stream of a collection, with its columns by name.
         known: statistics of collections, by name.
     """
@@ -139,7 +139,7 @@ class Lowering:
 
 
 def _cast_columns(stream: Stream, columns: Sequence[str], types: Sequence[str]) -> Rows:
-    """Return columns of a stream, cast to the types of the plan."""
+    """Return some columns of a stream, cast to types of the plan."""
     outputs: list[Term] = []
     for name, kind in zip(columns, map(to_arrow, types), strict=True):
         is_so = stream.schema.field(name).type == kind
@@ -165,7 +165,7 @@ def _make_constant_table(node: algebra.Values) -> pa.Table:
 
 
 def _add_named_terms(rows: Rows, terms: Iterable[Term], prefix: str) -> tuple[Rows, list[str]]:
-    """Add terms to the columns of a stream; return it and their names."""
+    """Add terms as columns of a stream; return the rows and the columns' names."""
     computed, names = dict[str, Term](), list[str]()
     for term in map(rows.to_stream_term, terms):
         name = term.name if isinstance(term, Col) else choose_free_name(prefix, {*rows.stream.columns, *computed})
@@ -225,7 +225,7 @@ def _add_windows(rows: Rows, calls: tuple[algebra.WindowCall, ...]) -> Stream:
 
 
 class _ComputedArguments:
-    """The arguments of functions over the same partitions, each computed once, in columns outside of the key."""
+    """Adds the arguments of window functions to a stream as columns, each once."""
 
     def __init__(self, keys: Sequence[str], rows: Rows) -> None:
         self.rows = rows
@@ -234,7 +234,7 @@ class _ComputedArguments:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that there are by now."""
+        """The columns of the stream, including the columns added so far."""
         return self.rows.stream.schema
 
     def add(self, terms: Iterable[Term]) -> list[str]:
@@ -314,7 +314,7 @@ def _parse_whole_constant(expression: Term, function: str) -> int:
 
 
 def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
-    """Return the answer of a query in DuckDB's SQL, as a stream of a program; see `docs/use/views-sql.md`.
+    """Return the answer of a query as a stream of a program; see `docs/use/views-sql.md`.
 
     `streams`: tables of the query, by name. Other tables are collections, which become sources of the program:
     `Program("name").using(client)` finds their columns.

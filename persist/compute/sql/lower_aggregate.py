@@ -1,9 +1,9 @@
 """GROUP BY: aggregates with FILTER and DISTINCT, grouping sets, and the one row of a query without keys.
 
-A change of sums costs the changed records; a change of minima and maxima costs the group. An aggregate that returns one
-record of its group is its first record in an order (`PICKED`); an aggregate that needs all records is a fold
-(`FOLDED`). An aggregate over distinct values is one over a distinct collection. Their results are joined by the key,
-where NULL equals NULL. A query without keys returns one row even for no rows: an added row of NULLs, which no aggregate
+A change of sums costs the changed records; a change of minima and maxima costs the group. An aggregate that returns a
+value of one record picks the first record in an order (`PICKED`); an aggregate that needs all records is a fold
+(`FOLDED`). An aggregate over distinct values reads a distinct collection. Their results are joined by the key, where
+NULL equals NULL. A query without keys returns one row even for no rows: an added row of NULLs, which no aggregate
 counts, keeps its group.
 """
 
@@ -75,7 +75,7 @@ def _list_columns(aggregation: Aggregation, at: int, rows: Rows) -> dict[str, Te
 
 
 def split_arguments(function: str, arguments: Sequence[Term]) -> tuple[Sequence[Term], tuple[Any, ...]]:
-    """Return the arguments of a fold that are columns, and its constants."""
+    """Return the columns among a fold's arguments, and the constants."""
     if function == "string_agg":
         [value, separator] = arguments
         return [value], (_read_constant(separator),)
@@ -109,7 +109,7 @@ def _replace_count_if(aggregation: Aggregation) -> Aggregation:
 
 
 def _filter_value(aggregation: Aggregation, rows: Rows) -> Term:
-    """Return an aggregate's argument: NULL where its FILTER is false."""
+    """Return an aggregate's argument, which is NULL where its FILTER is false."""
     value = rows.to_stream_term(aggregation.arguments[0]) if aggregation.arguments else Lit(pa.scalar(True))
     if aggregation.function in ("sum", "avg"):
         value = to_summable(value, rows.stream.schema, aggregation.function)
@@ -248,7 +248,7 @@ def _accumulate_groups(
 
 
 def _accumulate_completely(aggregations: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
-    """Return a row per key with counts and totals that determine the group. The row of NULLs counts as one more."""
+    """Return a row per key with counts and totals that are the group's whole state. The added row of NULLs counts."""
     summaries = {
         name: Summary("count", Lit(pa.scalar(1)))
         if aggregation.function == "count_star" and aggregation.where is None
@@ -259,6 +259,7 @@ def _accumulate_completely(aggregations: dict[str, Aggregation], rows: Stream, k
 
 
 def _is_distinct(aggregation: Aggregation) -> bool:
+    """Return whether DISTINCT can change the result of an aggregate."""
     return aggregation.distinct and _SUMMARIES.get(aggregation.function, "min") not in ("min", "max")
 
 
@@ -273,7 +274,7 @@ PICKED = ("first", "last", "any")  # Without an ORDER BY, these are the least or
 
 
 def _lower_one(name: str, aggregation: Aggregation, rows: Stream, *, is_global: bool) -> Summary:
-    """Return the stream aggregate of one SQL aggregate, and its result."""
+    """Return the dataflow aggregate that computes one SQL aggregate."""
     value, function = Col(name), aggregation.function
     if function == "count_star" and aggregation.where is None:
         return Summary("count", Col("there") if is_global else Lit(pa.scalar(1)))

@@ -1,4 +1,4 @@
-"""All kinds of joins, from the dataflow's inner join, distinct and difference.
+"""Builds all kinds of SQL joins from the dataflow's inner join, distinct and difference.
 
 Let `join_semi` be the rows of the left with a partner. Then
 
@@ -43,7 +43,7 @@ class On:
     """The condition of a join: which right rows are partners of a left row.
 
     Attributes:
-        keys: a term over each side, and whether NULL equals NULL in them.
+        keys: a left term, a right term that equals it, and whether NULL equals NULL.
         residual: conditions over the columns of the left, followed by those of the right.
     """
 
@@ -51,7 +51,7 @@ class On:
     residual: tuple[Term, ...] = ()
 
     def swap_sides(self, width: int, others: int) -> "On":
-        """Return the condition with its sides exchanged."""
+        """Return the condition for the join with left and right exchanged."""
 
         def to(index: int) -> Place:
             return Place(index + others if index < width else index - width)
@@ -109,12 +109,13 @@ def _add_null_columns(rows: Rows, schema: pa.Schema) -> Stream:
 
 
 def _is_null(term: Term) -> Call:
+    """Return the condition that a term is NULL."""
     return Call("is_null", (term,))
 
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """Both sides with their keys as columns.
+    """The two inputs of a join as streams, with their keys as columns.
 
     Attributes:
         pairs: the names of the keys, of the left and of the right.
@@ -129,7 +130,7 @@ class _Sides:
 
 
 def _add_key_columns(left: Rows, right: Rows, on: On) -> _Sides:
-    """Return both sides with the join's keys as columns."""
+    """Return both inputs of a join, with its keys as columns."""
     nulls = any(is_same for _, _, is_same in on.keys)
     pairs, ours, right_keys, stream = dict[str, str](), dict[str, Term](), dict[str, Term](), left.stream
     for left_term, right_term, is_same in on.keys:
@@ -170,7 +171,7 @@ def join_inner(left: Rows, right: Rows, on: On) -> Rows:
 
 
 def join_semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows:
-    """Return the left rows with a partner; has_one: no left row has two."""
+    """Return the left rows with a partner; `has_one`: no left row has two partners."""
     if on.residual:
         # Records that are equal in the columns of the condition all have a partner, or none has.
         width = len(left.columns)
@@ -190,7 +191,7 @@ def join_semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows
 
 
 def _join_with_mark(how: str, left: Rows, right: Rows, on: On) -> Rows:
-    """Return the left rows, with a column for whether each has a partner."""
+    """Return the left rows, marked if they have a partner; for `unless`, only those without."""
     with_partner = join_semi(left, right, on)
     unknown, unmatched = _find_unknown(left, right, on), _subtract(left, with_partner)
     if how == "unless":
@@ -203,6 +204,7 @@ def _join_with_mark(how: str, left: Rows, right: Rows, on: On) -> Rows:
 
 
 def _append_mark(rows: Rows, left: Rows, name: str, value: bool | None) -> Stream:
+    """Return rows with one more column, a constant boolean or NULL."""
     return extend_with_terms(rows.to_stream(left.columns), {name: Lit(pa.scalar(value, pa.bool_()))})
 
 

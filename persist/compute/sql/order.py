@@ -109,17 +109,19 @@ def _estimate_join(one: Statistics, other: Statistics, keys: Sequence[tuple[Term
 
 
 def _estimate_distinct(statistics: Statistics, key: Term) -> float:
+    """Estimate the distinct values of a term, which may be a column."""
     return statistics.estimate_distinct(key.index if isinstance(key, Place) else None)
 
 
 def _shift_columns(statistics: Statistics, by: int) -> Statistics:
+    """Return statistics whose columns have numbers greater by `by`."""
     return statistics.rename((at, at + by) for at in statistics.distinct)
 
 
 def order_joins(node: algebra.Node, statistics: Known = NOTHING) -> algebra.Node:
     """Reorder inner joins so that intermediate results stay small.
 
-    `statistics`: of collections; they affect speed only.
+    `statistics`: the statistics of collections; they affect speed only.
     """
     if not isinstance(node, algebra.Join) or node.how != "inner" or node.same:
         return algebra.replace_children(node, lambda child: order_joins(child, statistics))
@@ -166,6 +168,7 @@ def list_ordered_collections(node: algebra.Node) -> list[str]:
 
 
 def _is_key(condition: Term) -> bool:
+    """Return whether a condition is an equality of two terms that read columns."""
     return isinstance(condition, Call) and is_call(condition, "equal") and all(map(list_places, condition.arguments))
 
 
@@ -192,7 +195,7 @@ def _choose_order(relations: Sequence[Statistics], pairs: Sequence[tuple[Term, T
 def _build_order(
     start: int, relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]
 ) -> tuple[int, float, list[int]]:
-    """Return an order from a start: its cross products, intermediate rows, and relations."""
+    """Return the best order from a start: its cross products, its rows, and the relations."""
     order, so_far, crosses, rows = [start], relations[start], 0, 0.0
     while len(order) < len(relations):
         joined_so_far, best = set(order), None

@@ -25,7 +25,7 @@ import pyarrow.types as pat
 from persist.compute.dataflow.operators.aggregates import find_result_type
 from persist.compute.dataflow.plan import plan as plans
 from persist.compute.dataflow.plan.stages import Filter, Map, Negate
-from persist.compute.query import quote_name
+from persist.compute.query import quote_name, quote_text
 from persist.compute.sql.types import name_arrow_type, to_duckdb
 from persist.core.expression.sql_functions import fill_in_columns
 from persist.core.expression.sql_numbers import LIMB, can_cast
@@ -76,6 +76,7 @@ class Relation:
 
     @property
     def names(self) -> list[str]:
+        """The names of the columns, quoted for SQL."""
         return [quote_name(name) for name in self.schema.names]
 
 
@@ -96,7 +97,7 @@ def check_columns(schema: pa.Schema) -> None:
 def write_node(
     plan: plans.Plan, node: plans.Node, inputs: Sequence[Relation], relations: Mapping[int, Relation]
 ) -> Relation:
-    """Return the SQL for the contents of a node, from that of its inputs and of earlier nodes."""
+    """Return SQL for the contents of a node, from the SQL of its inputs and of earlier nodes."""
     check_columns(node.schema)
     relation = _write_operator(plan, node, inputs, relations)
     if relation.schema.names == node.schema.names:
@@ -107,7 +108,7 @@ def write_node(
 def _write_operator(
     plan: plans.Plan, node: plans.Node, inputs: Sequence[Relation], relations: Mapping[int, Relation]
 ) -> Relation:
-    """Return the SQL of a plan's node. Raises Untranslatable."""
+    """Return the SQL of a node, which may still have columns that no node reads."""
     match node.operator:
         case plans.Linear(stages):
             return _apply_stages(inputs[0], stages)
@@ -123,7 +124,7 @@ def _write_operator(
 
 
 def _select(relation: Relation, columns: Sequence[str], schema: pa.Schema, clauses: str = "") -> Relation:
-    """Return a relation with other columns, and with its weights."""
+    """Return a relation with other columns; its weights stay."""
     weight = [WEIGHT] if relation.is_weighted else []
     listed = ", ".join([*columns, *weight]) or "0 AS nothing"
     return replace(relation, text=f"SELECT {listed} FROM ({relation.text}) {clauses}", schema=schema)
@@ -166,7 +167,7 @@ def _concatenate(inputs: Sequence[Relation], schema: pa.Schema) -> Relation:
 
 
 def _find_anti_join(plan: plans.Plan, node: plans.Node, relations: Mapping[int, Relation]) -> Relation | None:
-    """Return a union that subtracts the records with some keys as an anti join; None for other unions."""
+    """Return the anti join for a union that subtracts the records with some keys, or None."""
     if len(node.inputs) != 2:
         return None
     first, second = (plan.nodes[number] for number in node.inputs)
@@ -200,6 +201,7 @@ def _find_anti_join(plan: plans.Plan, node: plans.Node, relations: Mapping[int, 
 
 
 def _match_keys(pairs: Sequence[tuple[str, str]], join: plans.Join) -> str:
+    """Return the SQL condition that the keys of a join are equal."""
     sign = "IS NOT DISTINCT FROM" if join.null_equals else "="
     return " AND ".join(f"{key} {sign} {partner}" for key, partner in pairs) or "true"
 
@@ -272,7 +274,7 @@ def _reduce(reduce: plans.Reduce, relation: Relation) -> Relation:
 
 
 def _write_aggregate(kind: str, column: str, of_type: pa.DataType, result: pa.DataType) -> str:
-    """Return the text of an exact aggregate. Raises Untranslatable for others."""
+    """Return SQL for an exact aggregate. Raises Untranslatable for others."""
     scale = of_type.scale if pat.is_decimal(of_type) else 0
     is_whole = pat.is_integer(of_type) or pat.is_decimal(of_type)
     match kind:
@@ -291,7 +293,7 @@ def _write_aggregate(kind: str, column: str, of_type: pa.DataType, result: pa.Da
 
 
 def _split_floats(text: str, column: str, at: int) -> str:
-    """Return a relation with the three parts of each finite float, and the remainder."""
+    """Return a relation with each finite float split into three parts and a rest."""
     finite = f"CASE WHEN isfinite({column}) THEN CAST({column} AS DOUBLE) ELSE 0.0 END"
     text = f'SELECT *, {finite} AS " rest {at} 0" FROM ({text})'
     for number, digits in enumerate(_DIGITS):
@@ -303,7 +305,7 @@ def _split_floats(text: str, column: str, at: int) -> str:
 
 
 def _sum_parts(column: str, at: int) -> list[str]:
-    """Return the sums of the parts of a column's floats, their count, and whether all that is exact."""
+    """Return SQL for the sums of parts of floats, their count, and whether these are exact."""
     is_exact = (
         f'count(*) < {_COUNT_MAX} AND count(*) * max(abs(" rest {at} 0")) < {float(EXACT >> _DIGITS[0])!r}'
         f' AND bool_and(" rest {at} {len(_DIGITS)}" = 0)'
@@ -328,23 +330,24 @@ def _round_floats(text: str, at: int, kind: str, name: str) -> str:
 
 
 def _take_digits(text: str, scale: int) -> str:
-    """Return a decimal as a whole number of its last digit."""
+    """Return SQL for a decimal as a whole number of its last digit."""
     return f"CAST({text} * CAST({10**scale} AS DECIMAL({scale + 1},0)) AS HUGEINT)"
 
 
 def _divide_exactly(total: str, count: str, is_null: str) -> str:
-    """Return the quotient of two whole numbers, rounded once."""
+    """Return SQL for a quotient of whole numbers, rounded once; it raises if inexact."""
     is_exact = f"abs({total}) <= {EXACT} AND {count} <= {EXACT}"
     quotient = f"CAST({total} AS DOUBLE) / CAST({count} AS DOUBLE)"
     return f"CASE WHEN {is_null} THEN NULL WHEN {is_exact} THEN {quotient} ELSE error('inexact') END"
 
 
 def _cast(text: str, kind: pa.DataType) -> str:
+    """Return the SQL of a cast to an Arrow type."""
     return f"CAST({text} AS {to_duckdb(name_arrow_type(kind))})"
 
 
 def write_column(name: str, kind: pa.DataType) -> str:
-    """Return a column, without -0.0 and with one NaN."""
+    """Return SQL for a column, without -0.0 and with one NaN."""
     text = quote_name(name)
     if not pat.is_floating(kind):
         return text
@@ -353,12 +356,12 @@ def write_column(name: str, kind: pa.DataType) -> str:
 
 
 def write_term(term: Term, schema: pa.Schema) -> tuple[str, pa.DataType]:
-    """Return an expression over columns, and its type."""
+    """Return SQL for an expression over columns, and its type."""
     match term:
         case Col(name) if name in schema.names:
             return quote_name(name), schema.field(name).type
         case Lit(value) if is_plain(value.type):
-            text = "NULL" if not value.is_valid else _quote(value.cast(pa.string()).as_py())
+            text = "NULL" if not value.is_valid else quote_text(value.cast(pa.string()).as_py())
             return _cast(text, value.type), value.type
         case Call("sql.duckdb", (Lit(text), *columns), (kind,)):
             pairs = [write_term(column, schema) for column in columns]
@@ -373,12 +376,8 @@ def write_term(term: Term, schema: pa.Schema) -> tuple[str, pa.DataType]:
     raise Untranslatable
 
 
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def _write_call(name: str, texts: Sequence[str], kinds: Sequence[pa.DataType], kind: pa.DataType) -> str:
-    """Return the text of a function's call. Raises Untranslatable."""
+    """Return SQL for a function's call. Raises Untranslatable."""
     if name in _SIGNS:
         return f" {_SIGNS[name]} ".join(texts)
     if name in _FUNCTIONS:
@@ -413,7 +412,9 @@ def _write_call(name: str, texts: Sequence[str], kinds: Sequence[pa.DataType], k
             lower = f"({digits} & ({limb} - 1))"
             return _cast(lower if name == "lower_limb" else f"(({digits} - {lower}) // {limb})", pa.int64())
         case "joined_limbs":
-            last_digit = _cast(_quote(f"{Decimal(1).scaleb(-kind.scale):f}"), pa.decimal128(kind.scale + 1, kind.scale))
+            last_digit = _cast(
+                quote_text(f"{Decimal(1).scaleb(-kind.scale):f}"), pa.decimal128(kind.scale + 1, kind.scale)
+            )
             return _cast(f"{_cast(_join_limbs(texts), pa.decimal128(38, 0))} * {last_digit}", kind)
         case "mean_of_limbs":
             count = f"CAST({texts[2]} AS HUGEINT) * CAST(10 ** {texts[3]} AS HUGEINT)"
@@ -422,13 +423,14 @@ def _write_call(name: str, texts: Sequence[str], kinds: Sequence[pa.DataType], k
 
 
 def _join_limbs(texts: Sequence[str]) -> str:
+    """Return the SQL of an integer sum, from its lower and its upper part."""
     return f"CAST({texts[0]} AS HUGEINT) + CAST({texts[1]} AS HUGEINT) * {1 << LIMB}::HUGEINT"
 
 
 def _to_double(text: str, of: pa.DataType) -> str:
-    """Return a number as a float, rounded once."""
+    """Return SQL for a number as a float, rounded once."""
     if not pat.is_decimal(of) or of.precision <= 15:
         return f"CAST({text} AS DOUBLE)"
-    few = _cast(_quote(f"{Decimal(10**15 - 1).scaleb(-of.scale):f}"), pa.decimal128(38, of.scale))
+    few = _cast(quote_text(f"{Decimal(10**15 - 1).scaleb(-of.scale):f}"), pa.decimal128(38, of.scale))
     by_text = f"CAST(CAST({text} AS VARCHAR) AS DOUBLE)"
     return f"CASE WHEN abs({text}) <= {few} THEN CAST({text} AS DOUBLE) ELSE {by_text} END"

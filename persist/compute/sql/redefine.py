@@ -52,9 +52,9 @@ from persist.engine.write.operations import Step
 
 @dataclass(frozen=True, slots=True)
 class Dependent:
-    """A view whose definition changes with another view, as it is now.
+    """A view, with its present state, that changes together with a redefined view.
 
-    `name`: for errors; for stored groups, the name of their view.
+    `name`: the name that errors show; for stored groups, that is the name of their view.
     """
 
     handle: CollectionHandle
@@ -64,6 +64,7 @@ class Dependent:
 
     @property
     def id(self) -> str:
+        """The id of the view's collection."""
         return self.contents.id
 
 
@@ -83,7 +84,7 @@ def load_dependents(engine: Engine, view: CollectionHandle, *, with_groups: bool
 def plan_redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple[list[Step], dict[str, str]] | None:
     """Return the steps of the commit that gives a view another query, and names for errors, by id.
 
-    None if the query has the meaning of the present one.
+    Returns None if the query means the same as the present one.
     """
     changed = load_dependent(view)
     draft = draft_view(Catalog(engine), changed.name, sql, changed.definition.key, replaces=changed.definition)
@@ -121,7 +122,7 @@ def plan_redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple
 
 
 def load_dependent(view: CollectionHandle, name: str | None = None) -> Dependent:
-    """Return a view with its present state. `name`: its name in errors, if it differs."""
+    """Return a view with its present state. `name`: the name that errors show, if it differs."""
     definition = load_definition(view)
     if definition is None:
         raise InvalidUsage(f"collection {view.name!r} is not a view: it is written by its users")
@@ -129,6 +130,7 @@ def load_dependent(view: CollectionHandle, name: str | None = None) -> Dependent
 
 
 def _is_same_query(old: Definition, new: Definition) -> bool:
+    """Return whether two definitions read the same and have the same plan."""
     if old.columns != new.columns or list_reads(old) != list_reads(new):
         return False
     return old.plan == new.plan or (old.sql == new.sql and has_groups(old))
@@ -197,7 +199,7 @@ def _list_inputs(
 
 
 def _choose_next_start(dependent: Dependent, changed: Dependent, draft: Draft) -> int:
-    """Return the start of a view under its next definition."""
+    """Return the time at which a view begins under its next definition."""
     start = dependent.definition.start
     if dependent.contents.upper != 0:
         return start
@@ -205,7 +207,7 @@ def _choose_next_start(dependent: Dependent, changed: Dependent, draft: Draft) -
 
 
 def _make_next_definition(dependent: Dependent, wanted: Definition, inputs: tuple[str, ...], start: int) -> Definition:
-    """Return the next definition of a view that depends on the change."""
+    """Return the next definition of a view that depends on a redefined view."""
     old = dependent.definition
     was = EarlierDefinition(old.sql, old.since)
     return msgspec.structs.replace(
@@ -219,7 +221,7 @@ def _make_next_definition(dependent: Dependent, wanted: Definition, inputs: tupl
 
 
 def _derive_next_schema(before: CollectionSchema, draft: Draft) -> dict[str, Any] | None:
-    """Return the next version of the schema of the view; None if its columns do not change."""
+    """Return a view's next schema as JSON; None if its columns do not change."""
     after = draft.readable.schema
     old, new = (dict(zip(schema.names, schema.declared.types, strict=True)) for schema in (before, after))
     # Texts stay texts, because earlier ones need not be documents.
@@ -266,7 +268,7 @@ def _make_hold_steps(
 
 
 def _choose_hold_time(dependent: Dependent, readable: Readable, start: int) -> int:
-    """Return the time of the hold on a new input."""
+    """Return the time from which a view's hold keeps a new input."""
     if readable.is_view:
         return TIME_MAX
     upper = dependent.contents.upper
@@ -304,7 +306,7 @@ class RecreatedViews:
     """The steps of a commit that recreates views; refresh these afterwards.
 
     Attributes:
-        views: by name, each after its inputs, and whether it was ever refreshed.
+        views: the names, each after its inputs, and whether the view was ever refreshed.
         indexed: by name, the columns of each index of a view.
         published: by name, the tables that a view was published as.
     """
@@ -361,7 +363,7 @@ def _keep_start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) ->
 
 
 def steps_to_describe(old_contents: CollectionState, draft: Draft) -> Sequence[Step]:
-    """Return the steps that give a new view the description of the old one, and its retention."""
+    """Return the steps that copy a view's description and retention to its successor."""
     about, id_, steps = old_contents.about, draft.readable.id, list[Step]()
     old = dict(zip(map(str, old_contents.schema.ids), old_contents.schema.names, strict=True))
     new = dict(zip(draft.readable.schema.names, map(str, draft.readable.schema.ids), strict=True))

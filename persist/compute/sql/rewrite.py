@@ -1,4 +1,4 @@
-"""Rewriting of plans: the same rows, for less work. The plan is stored as it was bound; this is done at each start.
+"""Rewrites a view's plan to an equivalent one that costs less. The definition stores the plan as it was bound.
 
 1. *Conditions move down*, through projections, groups and set operations, to the relations that they read. A cross
    product below a condition becomes a join. A mark that is only used as a condition becomes a semijoin, its negation an
@@ -11,10 +11,10 @@
 The dataflow leaves out unused columns (`persist.compute.dataflow.plan.optimise`).
 
 **Conditions that may raise come last.** Among the conditions that must all hold (in a WHERE and in the inner joins
-below it), the ones that cannot raise move down first, wherever they are in the text. The others see, in their order,
-only rows for which all of these hold. There is one exception: if a join has no other equality, an equality that may
-raise is its key, because a cross product is too slow. Earlier conditions then move down to the side that they read, in
-front of it. DuckDB, too, evaluates both on all rows of their side.
+below it), the ones that cannot raise move down first, wherever they are in the text. Conditions that may raise are
+tested after them, in their order, on the remaining rows. There is one exception: if a join has no other equality, an
+equality that may raise is its key, because a cross product is too slow. Earlier conditions then move down to the side
+that they read, in front of it. DuckDB, too, evaluates both on all rows of their side.
 
 **Correlated subqueries.** A subquery that reads columns of the surrounding rows is bound as a *domain* (the distinct
 values of these columns, as a relation of its own), the result of the subquery for each of them, and a join of that with
@@ -65,7 +65,7 @@ Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # The path to a `Ref` in a
 
 
 def rewrite_plan(plan: algebra.Node, statistics: Known = NOTHING) -> algebra.Node:
-    """Return an equivalent, cheaper plan. `statistics`: of collections."""
+    """Return an equivalent, cheaper plan. `statistics`: of each collection, by its name."""
     pushed = _push_down(drop_domain_joins(plan), [])
     return order_joins(limit_windows(pushed), statistics)
 
@@ -125,7 +125,7 @@ def _push_down(node: algebra.Node, conditions: list[Term], known: Sequence[Term]
 
 
 def _push_bounds_down(node: algebra.Node, lower: Term | None, upper: Term | None) -> algebra.Node:
-    """Apply the time bounds of rows as far down as possible, so that less is arranged."""
+    """Apply time bounds of rows as far down as possible, so that less state is kept."""
     bounds = [bound for bound in (lower, upper) if bound is not None]
     reads = set().union(*map(list_places, bounds))
     if isinstance(node, algebra.Join) and node.how in ("inner", "left", "semi", "anti") and reads:
@@ -189,7 +189,7 @@ def _push_join_keys(node: algebra.Node, conditions: list[Term]) -> algebra.Node:
 
 
 def _filter_by_mark(join: algebra.Join, conditions: list[Term], width: int) -> algebra.Node:
-    """Return the rows of a mark join that satisfy conditions: usually a semijoin or an antijoin."""
+    """Return the rows of a mark join that meet conditions, by a semijoin or antijoin where possible."""
     mark = Place(width)
     negated = [p for p in conditions if isinstance(p, Call) and is_call(p, "not") and p.arguments == (mark,)]
     if mark not in conditions and not negated:
@@ -202,9 +202,9 @@ def _filter_by_mark(join: algebra.Join, conditions: list[Term], width: int) -> a
 
 
 def drop_domain_joins(node: algebra.Node, domains: Mapping[int, int] | None = None) -> algebra.Node:
-    """Return an equivalent plan without joins of a domain with a relation derived from it.
+    """Return an equivalent plan without joins of a domain with relations derived from it.
 
-    `domains`: the number of columns of each relation without repeated rows, by its number.
+    `domains`: how many columns each domain (a relation without repeated rows) has, by its number.
     """
     known_domains = domains or {}
     if isinstance(node, algebra.Let):
@@ -235,13 +235,14 @@ def _rejects_nulls(condition: Term, first: int) -> bool:
 
 
 def _is_null(value: Term, first: int) -> bool:
-    """Return whether a value is NULL if those columns are."""
+    """Return whether a value is NULL if all columns from a number on are NULL."""
     if not isinstance(value, Call):
         return isinstance(value, Place) and value.index >= first
     return is_call(value, *_STRICT) and any(_is_null(part, first) for part in value.arguments[:2])
 
 
 def _is_distinct(node: algebra.Node) -> bool:
+    """Return whether a relation is an aggregate that only removes repeated rows."""
     return isinstance(node, algebra.Aggregate) and not node.aggregates and not node.groupings and len(node.sets) == 1
 
 
@@ -262,7 +263,7 @@ def _is_redundant_domain_join(join: algebra.Join, domains: Mapping[int, int]) ->
 
 
 def _find_origin(node: algebra.Node, index: int) -> Origin | None:
-    """Return the `Ref` column that a column copies, or None."""
+    """Return the path to the `Ref` whose column a column copies, and that column; or None."""
     match node:
         case algebra.Ref(number):
             return (), number, index
@@ -282,20 +283,21 @@ def _find_origin(node: algebra.Node, index: int) -> Origin | None:
 
 
 def _find_origin_in_input(where: str, node: algebra.Node, expression: Term) -> Origin | None:
+    """Return the origin of a term of a node's input; None if it is computed."""
     origin = _find_origin(node, expression.index) if isinstance(expression, Place) else None
     return None if origin is None else ((where, *origin[0]), *origin[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class _WindowLimit:
-    """A window function that numbers rows, and the greatest number that is used."""
+    """A row-numbering window function, and the greatest number that the query uses."""
 
     call: algebra.WindowCall
     most: int
 
 
 def limit_windows(plan: algebra.Node) -> algebra.Node:
-    """Compute windows only over the first rows, where no others count."""
+    """Return a plan that computes windows over first rows only, where these suffice."""
     rewritten_plan: algebra.Node = algebra.replace_children(plan, limit_windows)
     if isinstance(rewritten_plan, algebra.Project) and isinstance(rewritten_plan.input, algebra.TopK):
         return _drop_needless_order(rewritten_plan, rewritten_plan.input)
@@ -325,7 +327,7 @@ def _drop_needless_order(shown: algebra.Project, top: algebra.TopK) -> algebra.N
 
 
 def _find_bound(window: algebra.Window, conditions: Sequence[Term]) -> _WindowLimit | None:
-    """Return the tightest limit on first rows; None without one, or if later rows matter."""
+    """Return the tightest limit that conditions set on row numbers; None if later rows matter."""
     width = len(algebra.infer_types(window.input))
     bounds = []
     for call in dict.fromkeys(window.calls):
@@ -351,7 +353,7 @@ def _ignores_later_rows(call: algebra.WindowCall, by: algebra.WindowCall) -> boo
 
 
 def _find_greatest_place(condition: Term, places: Sequence[Place]) -> float:
-    """Return the greatest place for which a condition can be true."""
+    """Return the greatest row number for which a condition can be true."""
     if not isinstance(condition, Call):
         return math.inf
     if is_call(condition, "or"):
@@ -372,22 +374,25 @@ def _find_greatest_place(condition: Term, places: Sequence[Place]) -> float:
 
 
 def _is_place(term: Term, places: Sequence[Place]) -> bool:
-    """Return whether a term, without numeric casts, is a place."""
+    """Return whether a term, apart from numeric casts, is one of some columns."""
     while isinstance(term, Call) and is_call(term, "cast") and _is_number(term.options[0]):
         [term] = term.arguments
     return term in places
 
 
 def _is_number(kind: pa.DataType) -> bool:
+    """Return whether a type is of integers, floats or decimals."""
     return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
 
 
 def _round_down(term: Term) -> float:
+    """Return a constant number rounded down; infinity for another term."""
     number = _to_number(term)
     return number if math.isinf(number) else math.floor(number)
 
 
 def _round_up(term: Term) -> float:
+    """Return a constant number rounded up; infinity for another term."""
     number = _to_number(term)
     return number if math.isinf(number) else math.ceil(number)
 

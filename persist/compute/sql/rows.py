@@ -18,6 +18,8 @@ from persist.core.expression.term import Call, Col, Lit, Place, Term
 
 
 class _OneRow(dict[str, object]):
+    """Columns for evaluating constants: no column, and one row."""
+
     def __len__(self) -> int:
         return 1
 
@@ -80,7 +82,7 @@ def extend_with_terms(stream: Stream, outputs: Mapping[str, Term]) -> Stream:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A relation as a stream.
+    """A relation as a stream: each column of the relation is a named column of the stream.
 
     Attributes:
         stream: it may have more columns.
@@ -92,7 +94,7 @@ class Rows:
 
     @classmethod
     def of(cls, stream: Stream) -> "Rows":
-        """Return all columns of a stream."""
+        """Return a stream as a relation of all its columns."""
         return cls(stream, tuple(stream.columns))
 
     @property
@@ -102,22 +104,22 @@ class Rows:
         return [schema.field(name).type for name in self.columns]
 
     def to_stream_term(self, term: Term) -> Term:
-        """Replace the places in a term by the stream's column names."""
+        """Return a term whose columns are names of the stream instead of places."""
         return lower_term(term, self.columns)
 
     def filter(self, conditions: Iterable[Term]) -> "Rows":
-        """Return the rows for which conditions over places hold."""
+        """Return the rows for which conditions over column numbers hold."""
         stream = self.stream
         for condition in conditions:
             stream = stream.filter(self.to_stream_term(condition))
         return replace(self, stream=stream)
 
     def project(self, outputs: Iterable[Term]) -> "Rows":
-        """Return the results of terms over places. Costs an operator if one of them is not a column."""
+        """Return the results of terms over column numbers. Costs an operator if one is computed."""
         return self.compute([self.to_stream_term(output) for output in outputs])
 
     def compute(self, terms: Sequence[Term]) -> "Rows":
-        """Return the results of terms over names. Costs an operator if one of them is not a column."""
+        """Return the results of terms over column names. Costs an operator if one is computed."""
         outputs: dict[str, Term] = {term.name: term for term in terms if isinstance(term, Col)}
         columns, is_computed = list[str](), False
         for at, term in enumerate(terms):
@@ -130,7 +132,7 @@ class Rows:
     def to_stream(self, names: Sequence[str] | None = None) -> Stream:
         """Return a stream with exactly the relation's columns, in order.
 
-        `names`: of its columns. By default they keep their names, with numbers if these repeat.
+        `names`: the names of its columns. By default columns keep their names; repeated names get numbers.
         """
         names = choose_free_names(self.columns) if names is None else [*names]
         if names == self.stream.columns == [*self.columns]:

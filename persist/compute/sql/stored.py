@@ -21,8 +21,8 @@ Fields:
     records of a constant    {"records": [columns, [text, …] of each column]}
     tuples are lists; texts, numbers and booleans stand for themselves
 
-The classes are in `persist.compute.dataflow.plan` and `persist.core.expression.term`. A source is called as the
-definition calls it. It has only the columns that the plan reads.
+The classes are in `persist.compute.dataflow.plan` and `persist.core.expression.term`. A source has the name
+from the definition. It has only the columns that the plan reads.
 
 The relation of the definition is what the view means, and the plan only a way to compute it. Both are in one record, so
 neither is ever older than the other. Raise FORM whenever one of the classes changes, or earlier plans are wrong.
@@ -65,7 +65,7 @@ _PLAIN = (str, int, bool, float, type(None))
 
 
 class _Unstorable(Exception):
-    """The form cannot express a value of a plan."""
+    """A plan has a value that the stored form cannot express."""
 
 
 class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,6 +136,7 @@ def read_plan(stored: dict[str, Any] | None) -> StoredPlan | None:
 
 
 def _measure(statistics: Statistics | None) -> int:
+    """Return the binary logarithm of a collection's rows, as a whole number."""
     return frexp(max(ROWS, 0.0 if statistics is None else statistics.rows))[1]
 
 
@@ -217,4 +218,5 @@ def _decode_value(value: Any) -> Any:
 
 
 def _decode_column(kind: pa.DataType, texts: Sequence[str | None]) -> pa.Array:
+    """Return a column of constants from their stored texts."""
     return to_array([parse_constant(name_arrow_type(kind), text) for text in texts], kind)

@@ -29,7 +29,7 @@ _MIRRORED = {
 
 
 def is_now(expression: Term) -> bool:
-    """Return whether an expression is a bound `_now()`: a call of `error` with a certain text, cast to its type."""
+    """Return whether an expression is `_now()`, which a plan has as a call of `error`."""
     match expression:
         case Call("sql.cast", (Call("sql.error", (Lit(text),)),)):
             return bool(text.as_py() == MARK)
@@ -102,11 +102,13 @@ def _isolate_now(now: Term, other: Term, sql: str) -> Term:
 
 
 def _has_months(constant: Term) -> bool:
+    """Return whether a constant is an interval with months."""
     value = evaluate(constant, {})
     return bool(value.type == INTERVAL and value.is_valid and value[0].as_py())
 
 
 def _refuse_expression(expression: Term, sql: str) -> NoReturn:
+    """Raise InvalidUsage for an expression that uses `_now()` in an unsupported way."""
     raise InvalidUsage(
         "_now() can be compared in WHERE only, alone or plus or minus a constant, as one of the conditions that all "
         f"must hold: WHERE _now() < expires AND …{_describe_place(expression, sql)}"

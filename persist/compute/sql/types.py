@@ -68,7 +68,7 @@ _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 @cache
 def to_arrow(kind: str) -> pa.DataType:
-    """Return the Arrow type of a type."""
+    """Return the Arrow type of a type of plans, such as `list(int32)`."""
     match = _DECIMAL.fullmatch(kind)
     if match:
         return pa.decimal128(int(match[1]), int(match[2]))
@@ -119,6 +119,7 @@ def has_interval(kind: str) -> bool:
 
 
 def _parse_nested(form: str, parts: Iterable[tuple[str, str]]) -> str:
+    """Return the name of a nested type from the names and types of its parts."""
     named = form == "struct"
     return f"{form}({','.join(f'{json.dumps(name)} {kind}' if named else kind for name, kind in parts)})"
 
@@ -171,7 +172,7 @@ def parse_constant(kind: str, text: str | None) -> Lit:
 
 
 def to_array(literals: Iterable[Lit], kind: pa.DataType) -> pa.Array:
-    """Return constants of one type as a column. Python need not have an object for each of them."""
+    """Return constants of one type as an Arrow array."""
     return pa.array([literal.value if literal.value.is_valid else None for literal in literals], kind)
 
 
@@ -225,7 +226,7 @@ class Unreadable:
 
     Attributes:
         why: the reason for the error.
-        arrow: its type; None if it is not a column.
+        arrow: the column's Arrow type; None if it has none.
     """
 
     why: str

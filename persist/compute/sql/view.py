@@ -60,7 +60,7 @@ class OnView(Protocol):
 
 
 class LiveView:
-    """A view by its definition, with the state of its refreshes; `persist.View` has the promises of its methods.
+    """A view by its definition, with the state of its refreshes; `persist.View` documents its methods.
 
     Attributes:
         handle: the collection.
@@ -96,8 +96,7 @@ class LiveView:
     ) -> Refreshed:
         """Bring the view, and the views that it reads, up to the sealed times of their inputs; see `View.refresh`.
 
-        Args:
-            first: tries another way to refresh; returns None to leave it to this handle.
+        `first`: a function that is tried first; it returns None if this handle must refresh.
         """
         check_policy(policy)
         self.engine.writer("refresh")
@@ -114,7 +113,7 @@ class LiveView:
     def _refresh_from_cache(self, policy: Policy, first: "First | None") -> Refreshed | None:
         """Refresh without reading the log, if this client knows of new input.
 
-        If its commit is the next record of the log, a read of the log would have found nothing else.
+        If the commit succeeds as the next record of the log, reading the log before would have found nothing new.
         """
         follower = self.engine.follower
         ids = (self.handle.id, *self.definition.inputs)
@@ -170,7 +169,7 @@ class LiveView:
     def follow_recreated(self) -> bool:
         """Switch to the view that replaced this one; return whether there is one.
 
-        Raises CollectionNotFound: it was dropped, and its name now belongs to no view with its query.
+        Raises CollectionNotFound: it was dropped, and no view with the same query has its name.
         """
         with self._lock:
             state, name = self.engine.follower.refresh(), self.handle.name
@@ -334,8 +333,7 @@ def _skip_failing_times(
 ) -> int | None:
     """Skip the times at which a query fails; return the commit's seqno.
 
-    Raises:
-        OperatorFailed, NotConverging, DiffOverflow: the failure, if the query also fails at the latest time.
+    Raises OperatorFailed, NotConverging, DiffOverflow: the failure, if the query also fails at the latest time.
     """
     try:
         with program.open(engine, jump=True, **options) as running:
@@ -362,8 +360,7 @@ class ViewsTogether(Closes):
     the memory budget. Make it with `persist.sql.open_together`; close it, or use it in a `with`. For one thread at a
     time.
 
-    Attributes:
-        options: of `Program.open`, for the refreshes.
+    `options`: the options of `Program.open` for the refreshes.
     """
 
     def __init__(self, views: Sequence[LiveView], options: Mapping[str, Any]) -> None:
@@ -429,7 +426,7 @@ class ViewsTogether(Closes):
     def refresh_once(self, policy: Policy, first: "First | None" = None) -> Refreshed:
         """Refresh, and keep the state for the next refresh if it fits the memory budget.
 
-        `first`: tries another way to refresh; returns None to leave it to this process.
+        `first`: a function that is tried first; it returns None if this process must refresh.
         """
         program = None if first is None else self._update_program()
         refreshed = None if first is None or program is None else first(program)
@@ -482,6 +479,7 @@ class ViewsTogether(Closes):
             raise
 
     def _make_program(self) -> ViewProgram:
+        """Return a new program of the views, from their present definitions."""
         return ViewProgram(self._engine, load_views(self._engine, self._names_by_id))
 
     def _update_program(self) -> ViewProgram:
@@ -495,10 +493,11 @@ class ViewsTogether(Closes):
 
     @property
     def _names_by_id(self) -> dict[str, str]:
+        """The names of the views by the ids of their collections."""
         return {view.handle.id: view.handle.name for view in self._views}
 
     def _peek_uppers(self) -> list[int | None]:
-        """Return the uppers of the views in the known state."""
+        """Return the views' uppers in the state that this client knows; None if unknown."""
         entries = (self._engine.follower.entry(view.handle.id) for view in self._views)
         return [None if entry is None or entry.contents is None else entry.contents.upper for entry in entries]
 
@@ -512,7 +511,7 @@ class ViewsTogether(Closes):
     def _has_changed_definition(self) -> bool:
         """Return whether a view of the program has another definition in the known state.
 
-        Raises CollectionNotFound: one was dropped.
+        Raises CollectionNotFound: a view was dropped.
         """
         if self._follow_recreated():
             return True
@@ -532,7 +531,7 @@ def open_together(
     """Refresh several views as one; see `ViewsTogether`. Each can be refreshed alone another time.
 
     Args:
-        memory_budget, spill_folder: of all views together; those of the single views are ignored. See `Client.view`.
+        memory_budget, spill_folder: for all views together; the options of single views are ignored. See `Client.view`.
     """
     return ViewsTogether([*map(load_live_view, views)], collect_options(memory_budget, spill_folder))
 

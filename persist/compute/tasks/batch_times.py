@@ -51,9 +51,10 @@ Late = Literal["error", "drop", "collect"]
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """The times of a batch, and the seal after it; `delay` is of the watermark.
+    """The times of a batch's rows, and the seal after it.
 
-    `is_plain`: whether rows come without times, so that all of a batch get one.
+    `is_plain`: whether rows come without times, so that all rows of a batch get one time.
+    `delay`: how far behind the largest time a watermark is.
     """
 
     is_plain: bool
@@ -75,7 +76,7 @@ class BatchTimes:
         is_keyed: bool = False,
         allow_future: bool = False,
     ) -> "BatchTimes":
-        """Check the options.
+        """Return the times by a user's options. Raises InvalidUsage if these contradict.
 
         `is_keyed`: whether the rows are events of a keyed collection, some of which may be late even without times.
         """
@@ -127,7 +128,7 @@ def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None
 
 @dataclass
 class LateFilter:
-    """Drops and counts updates before a time."""
+    """Drops updates before the time `lower`, and counts them."""
 
     lower: int | None
     count: int = 0
@@ -167,7 +168,7 @@ LateSteps = Callable[[pa.Table], tuple[list[Step], dict[str, str]]]
 def make_late_step_builder(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: str) -> LateSteps:
     """Return a function that builds the steps for late events.
 
-    Raises, when it is called:
+    Raises, when the returned function is called:
         SchemaMismatch: there is a collection of that name with other columns.
         UpdateNotBeyondUpper: that collection is complete for ever.
     """
@@ -178,7 +179,7 @@ def make_late_step_builder(engine: Engine, schema: CollectionSchema, form: Keyed
         value = {field.name: field.type for field in list_event_fields(schema, form)}
         if taken_names := [column for column in _ADDED if column in key or column in value]:
             raise SchemaMismatch(
-                f"late events have a column {taken_names[0]!r} of their own: rename that of the collection"
+                f"late events have a column {taken_names[0]!r} of their own: rename the collection's column"
             )
         check_free_name(name)
         contents, columns = load_or_create(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))

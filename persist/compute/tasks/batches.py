@@ -70,7 +70,7 @@ class Mark:
     def is_done(self, contents: Sequence[CollectionState]) -> bool:
         """Return whether the batch was committed before.
 
-        Raises QueryMismatch: it cannot be the next one of the query here.
+        Raises QueryMismatch: the batch is not the next one of its query in these collections.
         """
         done = [is_batch_repeated(state.queries, self.make_step(state.id)) for state in contents]
         is_known = any(self.query in state.queries for state in contents)
@@ -81,7 +81,7 @@ class Mark:
 
 @dataclass
 class Share:
-    """A batch's additions to one collection. Rows without times have 0 until they get the time of the commit."""
+    """The parts that a batch adds to one collection. Rows without times have 0 until the commit."""
 
     target: Target
     parts: list[Part]
@@ -106,7 +106,7 @@ def commit_batch(engine: Engine, mark: Mark, shares: Sequence[Share], times: Bat
 
 
 def _resume_if_repeated(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool:
-    """If the batch was committed before, delete its uploads and take over."""
+    """Return whether the batch was committed before; if so, delete its new uploads."""
     contents = [share.target.at(engine).contents() for share in shares]
     if not mark.is_done(contents):
         return False
@@ -122,7 +122,7 @@ def _resume_if_repeated(engine: Engine, mark: Mark, shares: Sequence[Share]) -> 
 
 
 def _commit_shares(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
-    """Commit the parts of a batch, the seal and its mark."""
+    """Commit the parts of a batch, the seal, and the record of the batch."""
     at_commit = times.is_plain and any(share.parts for share in shares)
 
     def plan() -> None:
@@ -151,7 +151,7 @@ def _commit_shares(engine: Engine, mark: Mark, shares: Sequence[Share], times: B
 
 
 def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> int | None:
-    """Drop late events, if the options say so; return the upper to seal to."""
+    """Drop late updates, if the options request it; return the upper to seal to."""
     latest = max((part.time_max for share in shares for part in share.parts), default=None)
     for share in shares if times.late == "drop" else ():
         late = [part for part in share.parts if part.time_min < share.upper]
@@ -217,7 +217,7 @@ def commit_large_batch(
 
     Args:
         latest: the greatest time of the events; not needed where they have none.
-        store: has tasks store the events, or their updates.
+        store: lets tasks store the events, or their updates.
 
     Raises:
         As `commit_keyed_batch`.
@@ -274,6 +274,7 @@ def _commit_events(
 
 
 def _log_late_events(work: KeyedWork, mark: Mark, late: pa.Table | None, times: BatchTimes) -> None:
+    """Log how many late events were dropped, and why."""
     if late is not None and times.late == "drop":
         sealed = pc.sum(pc.equal(late[REASON], "sealed")).as_py()
         logger.warning(
@@ -297,6 +298,7 @@ def resume_batch(engine: Engine, mark: Mark, work: KeyedWork, contents: Collecti
 
 
 def _get_upper(contents: CollectionState) -> int:
+    """Return a collection's upper. Raises UpdateNotBeyondUpper: it is complete for ever."""
     if contents.upper == END:
         raise UpdateNotBeyondUpper(0, Antichain())
     return contents.upper

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TaskStore:
-    """The store for tasks."""
+    """The address and the settings with which tasks open the store."""
 
     location: str
     storage_options: dict[str, Any]
@@ -51,8 +51,8 @@ class Job:
     """The work of one task: it writes parts from adjacent pieces of a run.
 
     Attributes:
-        part_bytes: the target size of a part, so that the last one is not tiny.
-        seqno: of the log when the work began, for the names of uploads.
+        part_bytes: the target size of a part.
+        seqno: the seqno of the log when the work began, for the names of uploads.
     """
 
     collection: str
@@ -61,7 +61,7 @@ class Job:
     seqno: int
 
     def run(self, place: TaskStore) -> "JobResult":
-        """Do it, in a task."""
+        """Write the parts in a task, and return their descriptors."""
         with _open_local_maker(place, self.part_bytes, self.seqno) as maker:
             sources = [part for piece in self.pieces for part in piece.scan.all_parts]
             [output] = maker.make(self.collection, [self.pieces], sources)
@@ -70,12 +70,12 @@ class Job:
 
 @dataclass(frozen=True)
 class RegionCheck:
-    """The work of one task: it checks whether history changes regions of a keyframe."""
+    """The work of one task: find the regions of a keyframe that history changes."""
 
     regions: tuple[Scan, ...]
 
     def run(self, place: TaskStore) -> "JobResult":
-        """Do it, in a task."""
+        """Check the regions in a task, and return which are touched."""
         with _open_local_maker(place, place.settings.tuning.part_bytes, 0) as maker:
             return JobResult(touched=tuple(map(maker.is_touched, self.regions)))
 
@@ -85,7 +85,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         parts, added: of a `Job`: its parts, and the sum of the diffs of the history that it read.
-        touched: of a `RegionCheck`, for each region.
+        touched: of a `RegionCheck`: whether history changes each region.
         error: the name of a class in ANSWERED, and the arguments of its instance.
     """
 
@@ -102,7 +102,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def run_job(job: Job | RegionCheck, place: TaskStore) -> JobResult:
-    """Run a job in a task; errors in ANSWERED become part of its result."""
+    """Run a job in a task; errors that a retry would repeat become its result."""
     try:
         return job.run(place)
     except PersistError as error:
@@ -143,6 +143,7 @@ def estimate_result_bytes(piece: Rewrite) -> int:
 
 
 def _estimate_share(part: Part, scan: Scan) -> float:
+    """Estimate the share of a part's bytes that is within a scan."""
     return estimate_memory_within(part, scan.keys, scan.schema) / max(part.memory, 1)
 
 
@@ -162,6 +163,7 @@ def split_run(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes
 
 
 def _slice_piece(piece: Rewrite, unit: int) -> list[Rewrite]:
+    """Cut a rewrite into rewrites of about `unit` bytes."""
     count = round(estimate_result_bytes(piece) / unit)
     return [replace(piece, scan=scan) for scan in piece.scan.slices(count)] if count > 1 else [piece]
 

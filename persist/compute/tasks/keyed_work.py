@@ -53,8 +53,8 @@ class KeyedWork:
     """A batch of events for one collection, planned from one state.
 
     Attributes:
-        contents: the state of the collection then.
-        to_events: makes events of rows.
+        contents: the state of the collection from which the batch was planned.
+        to_events: converts rows to events.
         end: the upper to seal to in the same commit; None not to seal.
         collects: late events are left out and returned; otherwise they refuse the whole batch.
         is_done: the collection has the token, so the batch was committed before.
@@ -92,7 +92,7 @@ class KeyedWork:
         """Store the result of rows, which include all events of their keys.
 
         Args:
-            rows: in the order of their arrival; or in any, with a column `_seq` that ascends in it.
+            rows: in the order of their arrival; or in any order, with a column `_seq` that has the order of arrival.
             resolves: compute the updates of sealed events; otherwise all are stored as events.
         """
         events, late = self.to_events(_sort_by_arrival(rows)), None
@@ -152,7 +152,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
         parts, pended: parts of updates, and of events.
         resolved: how many events became updates.
         first: the least time of all events; None if there were none.
-        digest: of all events, if it is needed.
+        digest: the digest of all events, if it is needed.
         late: the events that were left out, as Arrow streams.
     """
 
@@ -187,11 +187,12 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def everything(self) -> tuple[Part, ...]:
+        """All stored parts: of updates, and of events."""
         return (*self.parts, *self.pended)
 
 
 def build_handle(work: KeyedWork, engine: Engine) -> CollectionHandle:
-    """Return the collection as a handle of an engine, with its machine."""
+    """Return the handle of the batch's collection, with its machine."""
     return replace(work.target.at(engine), machine=work.machine, allow_future=work.allow_future)
 
 
@@ -200,8 +201,8 @@ def commit_events(
 ) -> pa.Table | None:
     """Commit events of this process, further steps and the seal at once.
 
-    Late events go to the collection `late_to`, which is made if there is none. Returns those that were left out, with
-    `_reason`, if they are collected. Raises what `KeyedWork.to_events` and `Collection.upsert` do.
+    Late events go to the collection `late_to`, which is created if missing. Returns the late events that were left out,
+    with `_reason`, if they are collected. Raises what `KeyedWork.to_events` and `Collection.upsert` do.
     """
     late = Counter[str]() if work.collects else None
     also = None if late_to is None else make_late_step_builder(engine, work.target.schema, work.form, late_to)
@@ -219,7 +220,7 @@ def commit_resolution(
     """Commit the updates that tasks resolved, and the seal; return False if the plan is stale.
 
     Args:
-        more, late_to: as of `commit_events`.
+        more, late_to: as in `commit_events`.
 
     Raises:
         UpdateNotBeyondUpper, FrontierRegression, LateEvents: an event or the seal is late; all is deleted.
@@ -300,6 +301,7 @@ def _commit_parts(engine: Engine, work: KeyedWork, stored: Stored, steps: list[A
 
 
 def _discard(target: Target, stored: Stored) -> None:
+    """Delete the parts that tasks have stored."""
     with target.open_writer() as writer:
         writer.discard(stored.everything)
 
@@ -314,11 +316,11 @@ def _encode_late_events(late: pa.Table) -> bytes:
 
 
 def _check_size_of_late(streams: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Return late events unchanged; raise InvalidUsage if they are too large for the driver."""
+    """Return late events unchanged. Raises InvalidUsage if they are too large for the driver."""
     size = sum(map(len, streams))
     if size > LATE_BYTES_MAX:
         raise InvalidUsage(
             f"{size:,} bytes of events of one batch are late, and {LATE_BYTES_MAX:,} are collected at most: leave out "
-            "what is at sealed times before, or give smaller batches."
+            "events at sealed times before, or write smaller batches."
         )
     return streams

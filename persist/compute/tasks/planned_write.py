@@ -1,4 +1,4 @@
-"""A writing task: it turns rows into updates, updates into parts, and uploads these; no record names them yet.
+"""Writes by tasks: each task turns rows into updates and parts, and uploads them; one commit then names all parts.
 
 Names are drawn anew for every upload, so a task that fails, is killed or runs twice leaves at most unused blobs. A task
 that fails by itself deletes its own at once; others are garbage. Updates that come sorted by key become parts that do
@@ -48,7 +48,7 @@ BUFFER_BYTES_MAX = 64 << 20
 class Target:
     """The collection that a job writes to, by its id.
 
-    `seqno`: the next one of the log when the job was planned; uploads are named by it.
+    `seqno`: the log's next seqno when the job was planned; it is a part of uploads' names.
     """
 
     location: str
@@ -61,6 +61,7 @@ class Target:
 
     @classmethod
     def of(cls, handle: CollectionHandle, location: str, storage: Mapping[str, Any]) -> "Target":
+        """Return a collection as the target of a job."""
         seqno = handle.engine.follower.find_next_seqno()
         return cls(location, storage, handle.id, handle.name, handle.schema, handle.keyed, seqno)
 
@@ -101,7 +102,7 @@ def upload(target: Target, tables: Iterable[pa.Table]) -> tuple[Part, ...]:
 
 @dataclass
 class DigestSum:
-    """Sums the digest of tables by some columns; None without columns."""
+    """Sums the digests of tables over some columns; the sum is None without columns."""
 
     by: tuple[str, ...]
     total: int | None = None
@@ -110,6 +111,7 @@ class DigestSum:
         self.total = 0 if self.by else None
 
     def add(self, table: pa.Table) -> pa.Table:
+        """Add the digest of a table, and return the table."""
         if self.total is not None:
             self.total = (self.total + compute_digest(table, self.by)) % DIGEST_MODULUS
         return table
@@ -142,7 +144,7 @@ class Uploads:
             self._begun.append(self._thread.submit(self._writer.put, self._collection, data, part))
 
     def finish(self) -> tuple[Part, ...]:
-        """Wait for all of them and return their descriptors."""
+        """Wait for all uploads, and return the descriptors of the parts."""
         return tuple(upload.result() for upload in self._begun)
 
     def __enter__(self) -> "Uploads":
@@ -174,8 +176,8 @@ class SinkOptions:
     """The target of a write, and its options.
 
     Attributes:
-        time: of all rows, a number or a moment; or, if it is text that does not begin with a date, the column with each
-            row's time. None if rows have a column `_time`, or for the time of the commit.
+        time: the time of all rows, a number or a moment. A text that does not begin with a date names the column with
+            each row's time. None: rows have a column `_time`, or get the time of the commit.
         seal: the upper to seal to in the same commit. None does not seal; an overwrite then seals beyond `time`.
         token: names the write; None for a random one.
     """
@@ -197,11 +199,11 @@ class SinkOptions:
 
 @dataclass(frozen=True)
 class PlannedWrite:
-    """A write to one collection.
+    """A write to one collection, planned before tasks start.
 
     Attributes:
         options: the user's options.
-        time: of all rows; None if they have times of their own.
+        time: the time of all rows; None if they have times of their own.
         at_commit: all rows get the time of the commit, which seals after it; until then it is 0.
         upper: the upper of the collection when this was planned.
         unchanged: for a replacement, the precondition on the contents at the commit.
@@ -230,10 +232,9 @@ class PlannedWrite:
 
     @classmethod
     def append(cls, options: SinkOptions, *, has_times: bool = True) -> "PlannedWrite":
-        """Plan to add updates; call `check` before.
+        """Plan to add updates; call `check` before tasks start.
 
-        Args:
-            has_times: the rows have a column `_time`.
+        `has_times`: the rows have a column `_time`.
 
         Raises:
             CollectionNotFound; InvalidUsage: to seal rows that have no time.
@@ -319,11 +320,11 @@ class PlannedWrite:
     def commit_with_retries(self, attempt: Callable[["PlannedWrite"], None]) -> None:
         """Compute and commit a difference; repeat this after conflicts, unless the time is fixed.
 
-        Args:
-            attempt: computes and commits the difference for a planned write.
+        `attempt`: computes and commits the difference for a planned write.
 
         Raises:
-            UpperMismatch, UpdatesBeyondUpper: it names its time, and others came first; and what `check` raises.
+            UpperMismatch, UpdatesBeyondUpper: the time is fixed, and another client committed first; and the errors of
+                `check`.
         """
         planned = self
 
@@ -368,6 +369,7 @@ class PlannedWrite:
         self._commit(parts, compute_delete_digest(digest, self.overwrites_at, self.where))
 
     def _commit(self, parts: Sequence[Part], digest: int | None) -> None:
+        """Commit parts and the seal, without deleting parts after an error."""
         with open_for_writing(self.target.location, self.target.storage) as engine:
             handle = self.target.at(engine).with_future_times(allow_future=self.options.allow_future)
             with Commit(engine, WriteOptions(token=self.token)) as commit:

@@ -64,12 +64,13 @@ class Position:
 
     @property
     def frontier(self) -> int:
+        """The exclusive end of what was read; `END` if the collection is complete."""
         return END if self.upper is None else self.upper
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """A position in a collection; None for the beginning."""
+    """How far a query has read a collection; `position` is None before the first read."""
 
     location: str
     collection: str
@@ -137,7 +138,7 @@ class StreamHold:
         """Create the hold of a new query, or find it if the first micro-batch is repeated; idempotent.
 
         Raises:
-            HoldMoved: it exists, but not where the query began.
+            HoldMoved: the hold exists, but not where the query began.
             AsOfCompacted: the history to be held is gone.
             ReadOnlyStore, StoreMisconfigured: nothing can be written here.
         """
@@ -148,7 +149,7 @@ class StreamHold:
         except (ReadOnlyStore, StoreMisconfigured) as error:
             raise _add_advice(error, _UNWRITABLE) from None
         except AsOfCompacted as error:
-            raise _add_advice(error, f"It began, and ended before its hold was made: {self._anew}.") from None
+            raise _add_advice(error, f"The query began, and ended before its hold was made: {self._anew}.") from None
         if hold.time != at.began:
             raise _add_advice(HoldMoved(at.hold, at.began, hold.time), _TAKEN)
         self._hold = hold
@@ -158,7 +159,7 @@ class StreamHold:
 
         Raises:
             HoldNotFound: another client removed the hold.
-            HoldMoved: it is beyond the position.
+            HoldMoved: the hold is beyond the position.
         """
         if at.hold == NO_HOLD:
             return
@@ -188,6 +189,7 @@ class StreamHold:
 
     @property
     def _moved(self) -> str:
+        """The message for a hold that another process moved."""
         return f"{_MOVED}{self._anew} if this one is behind."
 
 
@@ -199,7 +201,7 @@ def check_hold_is_free(name: str, contents: CollectionState) -> None:
 
 
 def _explain_loss(at: Position, contents: CollectionState, anew: str) -> str:
-    """Return why a query's history is lost, and what to do."""
+    """Return what a query loses after its hold was removed, and what to do."""
     since = to_antichain(contents.since)
     what = f"It kept the history after the query's position, and was removed. Since is {since}, so"
     if at.reached >= contents.since:
@@ -208,5 +210,6 @@ def _explain_loss(at: Position, contents: CollectionState, anew: str) -> str:
 
 
 def _add_advice(error: PersistError, advice: str) -> PersistError:
+    """Add a note to an error, and return it."""
     error.add_note(advice)
     return error

@@ -62,6 +62,7 @@ class TimeCounts:
 
     @property
     def nbytes(self) -> int:
+        """The bytes of memory of both arrays."""
         return int(self.times.nbytes + self.counts.nbytes)
 
     def __add__(self, other: "TimeCounts") -> "TimeCounts":
@@ -91,8 +92,7 @@ class BatchEnds:
 
         Cost: reads the parts that have several times each, once.
 
-        Raises:
-            CorruptBlob: a part is missing or damaged.
+        Raises CorruptBlob: a part is missing or damaged.
         """
         if limits.times is None and (limits.updates is None or sum(p.rows for p in scan.parts) <= limits.updates):
             return scan.time_upper
@@ -157,8 +157,8 @@ class CollectionAddress:
         """Open the store, for reading what a plan names.
 
         Raises:
-            LeaseExpired: a blob that was read in the block is gone, and the collection does not need it any more.
-            CorruptBlob: it is gone, and the collection needs it.
+            LeaseExpired: a blob is missing because the collection does not need it any more.
+            CorruptBlob: a blob is missing although the collection needs it.
         """
         storage = open_storage(self.url, self.storage)
         try:
@@ -220,7 +220,7 @@ SLICE_BYTES = 16 << 20
 class PlannedSlice:
     """One task's input: a part of the contents as of a time, or, if `as_of` is None, of an interval's updates.
 
-    `events`: turns it into rows by key, if requested.
+    `events`: converts updates to rows by key, if requested.
     """
 
     scan: Scan
@@ -288,7 +288,7 @@ class StreamSource:
         Cost: a GET at least, and up to `POLL_S` of waiting for something to read.
 
         Raises:
-            HoldNotFound, HoldMoved: the hold is not there, or not behind start.
+            HoldNotFound, HoldMoved: the hold is missing, or is beyond `start`.
             AsOfCompacted, AsOfNotSealed: the contents with which the query begins cannot be read.
             InvalidUsage: start is not of this collection.
         """
@@ -346,14 +346,16 @@ class StreamSource:
 
     @property
     def _known(self) -> CollectionState:
+        """The collection's state that this client knows, without reading the log."""
         return self._handle.get_known_state()
 
     @property
     def _patience_s(self) -> float:
+        """How long to wait for new updates; not at all if the stream has an end."""
         return POLL_S if self._last is None else 0.0
 
     def _find_limit(self, contents: CollectionState) -> int:
-        """Return the time before which this may read."""
+        """Return the time before which this stream may read now."""
         return contents.upper if self._last is None else min(contents.upper, self._last)
 
     def _find_first_end(self, limits: BatchLimits) -> Position | None:

@@ -2,5 +2,5 @@
 
 Promises: data and the position of the sink are one transaction of the target, so a crash loses and repeats nothing.
 Readers of the target see whole times, of all collections of the sink. A permanent hold keeps the unsent history.
-A slice bounds the memory. No password is in a message or a log.
+Memory is bounded by the size of a slice of keys. No password is in a message or a log.
 """

@@ -1,11 +1,10 @@
-"""The loop of a sink: it moves collections to a target, step by step, and then moves the hold.
+"""The loop that sends collections to a target, step by step, and then moves their holds.
 
-The target stores its position, so the loop reads that first, and again after each outage. All collections of a sink
-move together: a step has their contents at one point of the log. If all have the same upper and were sent up to the
-same time, a step may end at an earlier common time, so that steps of a backlog have a bounded size. The changes of one
-time are never split.
+The target stores its position, so the loop reads that first, and again after each outage. A step sends changes of all
+collections of the sink, up to one point of the log. A backlog is sent in several steps: if all collections have the
+same upper and were sent up to the same time, a step may end earlier. The changes of one time are never split.
 
-The hold follows the target, at most every `KEEP_S`, because each move is a commit in the location.
+Each move of a hold is a commit in the location, so holds move at most every `KEEP_S`.
 
 A URL with options, a TOML file, or a mapping with the contents of such a file describes a sink.
 """
@@ -63,14 +62,14 @@ def egress(
     """Send collections to a target exactly once, and continue with changes; see `docs/use/egress.md`.
 
     Args:
-        location: as of `persist.open`, or a client.
+        location: a folder or URL, as for `persist.open`, or a client.
         sink: the URL of a target, the path of a TOML file that describes one, or a mapping with its contents.
         once: return when everything sealed by now was sent; otherwise continue until stopped.
         drop: send nothing; release the holds, so that history may be compacted, and delete the target's positions. Its
             rows stay.
         stop: when set, ends the loop after the current transaction.
-        storage_options: of the location.
-        options: of the sink, such as `collections=["orders"]`; they override the file.
+        storage_options: options for the store of the location.
+        options: options of the sink, such as `collections=["orders"]`; they override the file.
 
     Raises:
         InvalidUsage: the sink or an option is unknown, or the target refuses the data.
@@ -100,7 +99,7 @@ def egress(
 
 
 def _first_collection(feeds: Sequence[Feed]) -> CollectionHandle:
-    """Return the collection that stores problems of the sink."""
+    """Return the collection on which problems of the sink are stored."""
     return min(feeds, key=lambda feed: feed.leaving.name).handle
 
 
@@ -113,7 +112,7 @@ def _get_location_id(client: Client) -> str:
 
 @dataclass
 class _Egress:
-    """One run of the loop."""
+    """Sends the changes of collections to one sink, step by step, until stopped."""
 
     client: Client
     sink: Sink
@@ -156,7 +155,7 @@ class _Egress:
         return Egressed(self.sink.name, self.rows, self.commits, uppers)
 
     def _take_step(self, step: Sequence[Piece]) -> None:
-        """Apply a step to the target, and note what was sent."""
+        """Pass the pieces of a step to the sink, and note what was sent."""
         applied = self.sink.take(step)
         self._outage.end()
         for feed in self.feeds:
@@ -177,7 +176,7 @@ class _Egress:
         clear_failure(handles, self.sink.hold) if problem is None else store_failure(handles, problem, self.sink.hold)
 
     def _make_steps(self) -> Iterator[list[Piece]]:
-        """Yield the steps to take, in order. The caller applies each before the next."""
+        """Yield lists of pieces, each to be sent as one step before the next."""
         promised = [piece for feed in self.feeds if (piece := feed.make_promised_piece()) is not None]
         if promised:
             yield promised
@@ -216,7 +215,7 @@ class _Egress:
         yield from self._make_change_steps()
 
     def _make_change_steps(self) -> Iterator[list[Piece]]:
-        """Yield changes to send, until all are sent or a stop."""
+        """Yield steps with the changes of collections, until all are sent or a stop."""
         last = {feed.leaving.id: contents.upper for feed, contents in self._load_states()} if self.once else {}
         while not self.stop.is_set():
             changed = [(feed, contents) for feed, contents in self._load_states() if feed.has_more(contents)]
@@ -230,7 +229,7 @@ class _Egress:
                 self._wait_for_change(Feed.has_more)
 
     def _make_step(self, states: Sequence[tuple[Feed, CollectionState]]) -> list[Piece]:
-        """Return pieces up to one point of the log, or a common time."""
+        """Return the changes up to one log point, or, in a backlog, to a common earlier time."""
         begins = {feed.reached_upper for feed in self.feeds}
         ends = {contents.upper for _, contents in states}
         if len(begins) == len(ends) == 1 and len(states) == len(self.feeds):
@@ -241,19 +240,19 @@ class _Egress:
         return [feed.read_changes(to_time(contents.upper)) for feed, contents in states]
 
     def _load_states(self) -> list[tuple[Feed, CollectionState]]:
-        """Return all collections at the newest point of the log. Cost: a GET."""
+        """Return each feed with its collection in the newest state of the log. Cost: a GET."""
         follower = self.client.engine.follower
         follower.refresh()
         return self._read_states()
 
     def _read_states(self) -> list[tuple[Feed, CollectionState]]:
-        """Return all collections at the known point of the log."""
+        """Return each feed with its collection in the last state that was read from the log."""
         ids = [(feed.handle.id, feed.leaving.name) for feed in self.feeds]
         _, states = self.client.engine.follower.read_known_states(ids)
         return [*zip(self.feeds, states, strict=True)]
 
     def _wait_for_change(self, condition: Any) -> bool:
-        """Wait a second, or until a condition holds; return whether to continue."""
+        """Wait until a feed fulfils a condition, or a second; return False after a stop."""
         self._outage.end()  # The target answered, and has all.
         if not self.stop.is_set():
             self.client.engine.follower.wait_for(

@@ -13,7 +13,7 @@ unnamed temporary file with an index of the shares. Then each share is consolida
 the contents, compressed by LZ4, and a process that continues a copy reads all parts again.
 
 Memory: a chunk and a share, about four times each while they are consolidated.
-Rejected: shares in the order of rows, which parts have, because a position would be a row of any size and type.
+Rejected: shares by ranges of sorted rows, because a position would then be a whole row, of any size.
 """
 
 import tempfile
@@ -51,7 +51,7 @@ SHARES_MAX = 1 << 10  # Each of them has a run in the file for each chunk.
 
 
 def compute_bounds(lower: int, memory: int, share_bytes: int) -> list[int]:
-    """Return bounds of shares of contents, as ascending hashes."""
+    """Return ascending hashes that divide contents into shares of about `share_bytes`."""
     remaining = HASHES - lower
     count = min(SHARES_MAX, max(1, -(-memory * remaining // (HASHES * share_bytes))))
     return [lower + remaining * share // count for share in range(count + 1)]
@@ -85,7 +85,7 @@ class Shares:
             self._file.close()
 
     def _read(self) -> None:
-        """Read all rows, and store them in chunks."""
+        """Read all parts, and write their rows to the file in chunks."""
         reader, names = self._reading(), [*self._scan.columns, "_diff"]
         chunk: list[pa.Table] = []
         for table in chain(self._scan.read_base_rows(reader, names), self._scan.updates(reader, names)):
@@ -122,6 +122,7 @@ class Shares:
             ) from error
 
     def _read_run(self, start: int) -> pa.Table:
+        """Return the rows that a chunk has of a share, from their offset in the file."""
         self._file.seek(start)
         with pa.ipc.open_stream(self._file) as run:
             return run.read_all()
@@ -130,7 +131,8 @@ class Shares:
 def _cast_to_sent_types(table: pa.Table, scan: Scan) -> pa.Table:
     """Return rows in the sent types, on which their hashes depend.
 
-    A value that does not fit cancels out later, so its hash only has to be equal for equal rows.
+    A value that does not fit these types belongs to a row that cancels out. So any hash will do that is equal for equal
+    rows.
     """
     if scan.narrow is None:
         return table
@@ -154,8 +156,8 @@ class Feed:
     Attributes:
         handle: of the collection.
         reached: the target's position; None if it has nothing.
-        held: the position at which the hold is.
-        seen: the time up to which nothing more has to be sent, as far as known.
+        held: the position up to which the hold was moved.
+        seen: the end of the last piece without rows, which the target did not store.
     """
 
     def __init__(self, collection: Collection, hold: str, sink: str) -> None:
@@ -202,7 +204,7 @@ class Feed:
             )
 
     def make_first_piece(self, contents: CollectionState) -> Piece | None:
-        """Return the first piece, which has no rows; None if nothing is readable.
+        """Return the piece without rows that begins a copy; None if nothing is readable yet.
 
         The target stores this piece before the hold is made. If a hold exists, the target lost its position.
         """
@@ -223,7 +225,7 @@ class Feed:
         return Piece(self.leaving, None, after, schema)
 
     def read_contents(self) -> Iterator[Piece]:
-        """Yield the remaining pieces of contents. The caller applies each before the next.
+        """Yield the pieces of contents that were not sent yet; the caller sends each before the next.
 
         Memory: a slice of about `SLICE_BYTES`.
         """
@@ -242,7 +244,7 @@ class Feed:
             yield Piece(self.leaving, position, after, schema, schema, rows)
 
     def make_promised_piece(self) -> Piece | None:
-        """Return the step that the target has begun but may lack, once; otherwise None."""
+        """Return the piece that the target promised before a crash, once; otherwise None."""
         at, after = self.reached, self._promised
         if at is None or after is None:
             return None
@@ -258,7 +260,7 @@ class Feed:
         return Piece(self.leaving, at, after, schema, schema, rows)
 
     def mark_sent(self, after: Reached, *, is_taken: bool) -> None:
-        """Note that the target took a piece, or that the piece had no rows."""
+        """Record that the target stored `after`; without `is_taken`, that no rows lie before it."""
         if is_taken:
             if self.reached is None:
                 self._hold.acquire(after.position(self._name))
@@ -269,7 +271,7 @@ class Feed:
             self.seen = after.upper
 
     def _plan_contents(self, at: Reached, below: tuple[Any, ...] | None) -> tuple[Scan, CollectionSchema, ClaimedRead]:
-        """Return the scan of contents that are not sent yet, below a key."""
+        """Return the scan of contents that are not sent yet, below a key, its schema and claim."""
         assert at.as_of is not None
         contents, reading = self._claim_times(at.as_of, end=at.as_of + 1)
         schema = self.handle.load_schema(contents, at.schema)
@@ -282,7 +284,7 @@ class Feed:
     def _split(
         self, scan: Scan, reading: ClaimedRead, at: Reached
     ) -> Iterator[tuple[tuple[Any, ...] | None, Iterator[pa.RecordBatch]]]:
-        """Yield (upper bound, rows) of each piece of contents. The last bound is None."""
+        """Yield contents in pieces, each with the key or hash below which it ends; None for the last."""
         if scan.schema.key_names or not (at.below or scan.memory > 2 * SLICE_BYTES):
             for piece in scan.cut_into_slices(SLICE_BYTES) or [scan]:
                 below = piece.keys.upper
@@ -294,14 +296,14 @@ class Feed:
                 yield None if upper == HASHES else (upper,), shares.read_rows(share)
 
     def make_visible(self) -> Piece:
-        """Return the piece that makes copied contents visible to readers."""
+        """Return the piece that shows copied contents to the target's readers."""
         at = self.reached
         assert at is not None
         schema = self.handle.get_reading_schema(at.schema)
         return Piece(self.leaving, at, replace(at, stage="following", below=None), schema, schema)
 
     def end(self, contents: CollectionState, limit: int) -> int | None:
-        """Return the end of a piece of about `limit` updates; None if complete."""
+        """Return the end of a piece of about `limit` updates; None if that completes the collection."""
         at = self.reached
         assert at is not None
         assert at.upper is not None
@@ -312,7 +314,7 @@ class Feed:
         return to_time(end)
 
     def read_changes(self, end: int | None, at: Reached | None = None, *, schema: int | None = None) -> Piece:
-        """Return the changes from the target's position, or `at`, up to a time; None for all."""
+        """Return a piece with the changes from the target's position, or `at`, up to a time; None for all."""
         at = at or self.reached
         assert at is not None
         assert at.upper is not None
@@ -338,12 +340,12 @@ class Feed:
         return self.reached is not None and self.reached.upper is None
 
     def has_more(self, contents: CollectionState, at: Reached | None = None) -> bool:
-        """Return whether more is sealed than the target has, or than a position."""
+        """Return whether more is sealed than was sent, or than the position `at` has."""
         at = at or self.reached
         return at is not None and at.upper is not None and contents.upper > max(at.upper, self.seen)
 
     def keep(self) -> None:
-        """Move the hold to the target's position. Cost: a commit, or nothing."""
+        """Move the collection's hold up to the target's position. Cost: a commit, or nothing."""
         at = self.reached
         if at is None or at == self.held or at.stage != "following":
             return
@@ -353,7 +355,7 @@ class Feed:
             self._reading.move(max(0, at.upper - 1))
 
     def release(self) -> bool:
-        """Release the hold; return whether there was one."""
+        """Release the hold, if there is one; return whether there was."""
         self.close()
         with suppress(HoldNotFound):
             take_hold(self.handle, None, self._name).release()
@@ -367,17 +369,19 @@ class Feed:
             self._set_sink_name(self._sink)
 
     def _set_sink_name(self, sink: str | None) -> None:
+        """Store the name of the sink as a property of the collection; None removes it."""
         step = make_describe_step(self.handle, None, {SINK + self._name: sink}, None, None)
         self.handle.submit("egress", [step]).result()
 
     def _read_rows(self, scan: Scan, reading: ClaimedRead) -> Iterator[pa.RecordBatch]:
+        """Yield contents that a scan reads; without a key, with `_diff`."""
         form: Form = "rows" if self.leaving.is_keyed else "diff"
         with reading.explain_missing():
             for table in read_snapshot(scan, form, reading()):
                 yield from table.to_batches()
 
     def _claim_times(self, time: int, *, end: int) -> tuple[CollectionState, ClaimedRead]:
-        """Claim readable times from `time` on; return a later state and the claim."""
+        """Claim the right to read times from `time` on; return the state up to `end`, and the claim."""
         if self._reading is not None:
             try:
                 self._reading()

@@ -2,7 +2,7 @@
 
     COLLECTION/contents-TIME-N.parquet         contents as of a time; N counts the files of a collection.
     COLLECTION/LOWER-UPPER.parquet             the changes with LOWER <= time < UPPER.
-    COLLECTION/LOWER-UPPER-ROW.parquet         such changes from a row on, if they do not fit one file.
+    COLLECTION/LOWER-UPPER-ROW.parquet         these changes from row number ROW on, if they need several files.
     _persist/NAME/ID/N.json                    file N: begin and end of its step, and its rows
 
 A process first promises a file, by its object N.json, which it creates only if it does not exist. So only one of two
@@ -60,7 +60,7 @@ class FilesConfig(msgspec.Struct, kw_only=True):
 
 
 class _Step(msgspec.Struct, omit_defaults=True):
-    """A written promise: the step's positions, and the key of its file, if any.
+    """A stored promise of the next file: the positions of its step, and its key if there is one.
 
     Attributes:
         rows: the interval `[first, end)` of the step's rows in the file; None for all.
@@ -93,7 +93,7 @@ class FilesSink:
         return self._storage.retried
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Return the target's position in each collection. Cost: log N requests for N steps."""
+        """Return the target's positions by collection id. Cost: log N requests for N steps."""
         standings = {}
         self._open.clear()
         with self._translate_errors():
@@ -115,7 +115,7 @@ class FilesSink:
         return standings
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
-        """Write the promise and files of each piece with rows."""
+        """Store a promise of each file, and then the file, for each piece with rows."""
         with self._translate_errors():
             return [piece for piece in step if self._apply(piece)]
 
@@ -131,7 +131,7 @@ class FilesSink:
         self._storage.close()
 
     def _apply(self, piece: Piece) -> bool:
-        """Write a piece as files; return whether it took a step."""
+        """Write a piece as files; return whether it moved the target's position."""
         rows = _Rows(piece, min(CHUNK_BYTES, self.config.file_bytes))
         if piece.before is None:
             self._check_empty(piece.leaving)
@@ -152,7 +152,7 @@ class FilesSink:
         return True
 
     def _resume(self, piece: Piece, rows: "_Rows") -> None:
-        """Create a promised file that is missing, and skip written rows."""
+        """Complete the step of an earlier process: create its promised file, skip its written rows."""
         step, is_made = self._open.pop(piece.leaving.id)
         first, end = step.rows or (0, None)
         rows.skip(first if end is None or not is_made else end)
@@ -167,14 +167,16 @@ class FilesSink:
             raise self._build_mismatch_error(piece, step)
 
     def _build_mismatch_error(self, piece: Piece, step: _Step) -> InvalidUsage:
+        """Return the error for rows that differ from the promised ones."""
         return InvalidUsage(
             f"{self.name}: what {piece.leaving.name!r} has of this step is not what was promised with {step.file!r}: "
             "the collection was put back to an earlier state. Give the sink up by --drop, empty its folder, and begin "
             "anew"
         )
 
-    def _create_file(self, piece: Piece, key: str, made: bytes) -> None:
-        self._blob.create(key, made)
+    def _create_file(self, piece: Piece, key: str, data: bytes) -> None:
+        """Create a file with bytes, and count it."""
+        self._blob.create(key, data)
         self._next[piece.leaving.id] += 1
 
     def _write_promise(
@@ -191,7 +193,7 @@ class FilesSink:
             self._next[leaving.id] += 1
 
     def _encode(self, rows: "_Rows", end: int | None, name: str) -> bytes:
-        """Return a file of the rows up to end; None means as many as fit."""
+        """Return the bytes of a file with the rows up to number `end`; None means as many as fit."""
         out = io.BytesIO()
         writer = None
         bytes_max = self.config.file_bytes if end is None and rows.is_definite else math.inf
@@ -227,7 +229,7 @@ class FilesSink:
             )
 
     def _find_last_step(self, leaving: Leaving) -> int:
-        """Return the number of the last step, or -1, by binary search. Steps have no gaps."""
+        """Return the number of the last promise, or -1, by binary search: numbers have no gaps."""
         low, step = -1, 1  # Step `low` is there.
         while self._is_there(self._get_promise_key(leaving, low + step)):
             low, step = low + step, 2 * step
@@ -252,6 +254,7 @@ class FilesSink:
         return self._blob.get(key, (0, 1)) is not None
 
     def _get_promise_prefix(self, leaving: Leaving) -> str:
+        """Return the prefix of the keys of a collection's promises."""
         return f"_persist/{self.hold}/{leaving.id}/"
 
     def _get_promise_key(self, leaving: Leaving, number: int) -> str:
@@ -259,6 +262,7 @@ class FilesSink:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
+        """Raise TargetUnavailable in place of the store's errors."""
         try:
             yield
         except (Unavailable, Indeterminate) as error:
@@ -287,7 +291,7 @@ class _Rows:
         return self._left is None
 
     def take_until(self, end: int) -> pa.RecordBatch | None:
-        """Return rows before row number `end`; None if there are none."""
+        """Return the next rows, all before row number `end`; None if there are none."""
         batch = self._take_rows(end)
         return None if batch is None else _make_file_rows(batch, self._piece)
 
@@ -310,6 +314,7 @@ class _Rows:
 
 
 def _format_time(time: int | None) -> str:
+    """Return a time as 20 digits, which sort as text; None as "end"."""
     return "end" if time is None else f"{time:020d}"
 
 
@@ -389,11 +394,12 @@ class CsvWriter:
 
 
 def _widen_field(field: pa.Field) -> pa.Field:
+    """Return a field with float64 in place of float32."""
     return field.with_type(pa.float64()) if pa.types.is_float32(field.type) else field
 
 
 def _show_digits(column: pa.Array) -> pa.Array:
-    """Convert float32 to doubles, because Arrow writes all digits of these before the point."""
+    """Return float32 as doubles: of a float32, Arrow does not write all whole digits."""
     if not pa.types.is_float32(column.type):
         return column
     short = column.cast(pa.string()).cast(pa.float64())
@@ -451,7 +457,7 @@ def are_finite(column: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def _list_inner_values(column: pa.Array) -> list[pa.Array]:
-    """Return the fields of structs, elements of lists, or keys and values of maps, without those under NULL."""
+    """Return the values directly inside of nested ones, except those under NULL."""
     if pa.types.is_struct(column.type):
         return column.flatten()  # type: ignore[no-any-return]
     if pa.types.is_map(column.type):

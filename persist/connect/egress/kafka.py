@@ -1,9 +1,9 @@
 """Kafka as a sink: the messages and positions of a step are one transaction.
 
 The positions are in a separate topic, `persist-positions`, which must be compacted. A message for each step
-has a key that names the location, the sink and the collection. A sink begins by taking over the transactions of its
-name. So earlier processes with the name can commit nothing more, and their open transactions are aborted. Then it reads
-the topic to its end.
+has a key that names the location, the sink and the collection. A sink begins by taking over the transactional id
+of its name. So earlier processes with the name can commit nothing more, and their open transactions are aborted. Then
+the sink reads the topic to its end.
 
 Each message has the key of its row, so Kafka keeps the changes of a row in their order. The header `time` is the time
 of a change.
@@ -76,7 +76,7 @@ class KafkaSink:
         self._problems: list[Any] = []
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Fence earlier processes of this name, and read the positions."""
+        """Take over from earlier processes of this name, and return the stored positions."""
         from confluent_kafka import Producer
 
         if self.config.format == "debezium" and not all(collection.is_keyed for collection in leaving):
@@ -109,8 +109,7 @@ class KafkaSink:
                 for piece in step:
                     key = self._get_position_key(piece.leaving.id)
                     self._produce(self.config.positions, key, piece.after.to_json().encode())
-                self._producer.commit_transaction(ASK_S)
-                self._is_begun = False
+                self._commit()
             except BaseException:
                 self._abort()
                 raise
@@ -122,8 +121,7 @@ class KafkaSink:
         with self._translate_errors():
             for collection in leaving:
                 self._produce(self.config.positions, self._get_position_key(collection.id), None)
-            self._producer.commit_transaction(ASK_S)
-            self._is_begun = False
+            self._commit()
 
     def close(self) -> None:
         """Abort an open transaction, and end the client library's threads."""
@@ -131,7 +129,12 @@ class KafkaSink:
             self._abort()
             self._producer = None
 
+    def _commit(self) -> None:
+        self._producer.commit_transaction(ASK_S)
+        self._is_begun = False
+
     def _abort(self) -> None:
+        """Abort the open transaction, if there is one, without waiting for its messages."""
         if self._is_begun:
             with suppress(Exception):  # It is void anyway, once the next one begins.
                 self._producer.purge()
@@ -173,7 +176,7 @@ class KafkaSink:
     def _encode_envelopes(
         self, piece: Piece, batch: pa.RecordBatch, times: Sequence[int | None], is_contents: bool
     ) -> list[bytes]:
-        """Return rows as Debezium's messages."""
+        """Return rows as Debezium's envelopes, which have old and new rows."""
         names, keys = piece.schema.names, piece.schema.key_names
         after = self._encode_rows(batch.select([*names]))
         if is_contents:
@@ -208,6 +211,7 @@ class KafkaSink:
             raise KafkaException(self._problems.pop())
 
     def _note_delivery(self, error: Any, message: Any) -> None:
+        """Store the error of a message that was not delivered."""
         if error is not None:
             self._problems = [error]
 
@@ -265,10 +269,12 @@ class KafkaSink:
         return self.config.topics.get(leaving.name, self.config.prefix + leaving.name)
 
     def _get_position_key(self, collection: str) -> bytes:
+        """Return the key of a collection's messages in the topic of positions."""
         return msgspec.json.encode([self._location, self.hold, collection])
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
+        """Raise SinkMoved, TargetUnavailable or InvalidUsage in place of the library's errors."""
         from confluent_kafka import KafkaException
 
         try:

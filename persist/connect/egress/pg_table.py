@@ -9,7 +9,7 @@ table, and applied from there: the last change of each key counts.
 An insert must find no row, and an update or a deletion must find one. So the sink notices keys with several rows, and
 writes of other programs.
 
-`docs/use/egress.md` has the table of Postgres' types for Arrow's. Zeros have no sign, because both zeros are equal in
+`docs/use/egress.md` has the table of Postgres' types for Arrow's. Negative zero is sent as 0, because both are equal in
 collections.
 """
 
@@ -58,7 +58,9 @@ class PgTable:
         self.copy = sql.Identifier(place[0], copy)
         self._stage = sql.Identifier(f"stage_{copy[-16:]}_{schema.version}")
         if clash := {*self.columns} & {CHANGED, "_time", "_was", "_is", "_n", "_before", "_there"}:
-            raise InvalidUsage(f"{leaving.name!r} has a column {min(clash)!r}, which means something else in its table")
+            raise InvalidUsage(
+                f"{leaving.name!r} has a column {min(clash)!r}, a name that this sink needs: rename the column"
+            )
 
     @property
     def label(self) -> str:
@@ -66,17 +68,19 @@ class PgTable:
         return ".".join(self.place)
 
     def _run(self, cursor: Any, text: str, values: Sequence[Any] = (), **parts: Any) -> None:
+        """Run SQL in which {table}, {copy}, {stage}, {columns}, {key} and `parts` are replaced by names."""
         sql = self._sql
         parts |= {"table": self.table, "copy": self.copy, "stage": self._stage}
         parts |= {"columns": self._join_names(self.columns), "key": self._join_names(self.key)}
         cursor.execute(sql.SQL(text).format(**parts), values or None)
 
     def _join_names(self, names: Sequence[str], before: str = "", between: str = ", ") -> Any:
+        """Return quoted names joined as SQL, each with a prefix."""
         sql = self._sql
         return sql.SQL(between).join(sql.SQL(before) + sql.Identifier(name) for name in names)
 
     def _match_keys(self, one: str, other: str) -> Any:
-        """Return the SQL condition that two tables have equal keys."""
+        """Return the SQL condition that two table aliases have equal keys."""
         sql = self._sql
         pairs = [
             sql.SQL(one) + sql.Identifier(name) + sql.SQL(" = " + other) + sql.Identifier(name) for name in self.key
@@ -84,7 +88,7 @@ class PgTable:
         return sql.SQL(" AND ").join(pairs)
 
     def begin(self, cursor: Any) -> None:
-        """Create the copy's table. An existing target must fit, and be empty."""
+        """Create the table for the copy. An existing target must fit, and be empty."""
         if self._is_there(cursor):
             self._check_columns(cursor)
             self._check_empty(cursor)
@@ -97,12 +101,12 @@ class PgTable:
         self._run(cursor, "CREATE TABLE {copy} ({made})", made=sql.SQL(", ").join(definitions))
 
     def add(self, cursor: Any, batches: Iterable[pa.RecordBatch]) -> None:
-        """Add contents to the copy's table."""
+        """Add contents to the table for the copy."""
         for batch in batches:
             self._copy(cursor, self.copy, self.columns, batch.select(self.columns))
 
     def replace_table(self, cursor: Any) -> None:
-        """Rename the copy to the table, or replace an existing table's rows."""
+        """Rename the copy to the target table; if that exists, insert the copy's rows into it."""
         if not self._is_there(cursor):
             self._run(cursor, "ALTER TABLE {copy} ADD PRIMARY KEY ({key})")
             self._run(cursor, "ALTER TABLE {copy} RENAME TO {name}", name=self._sql.Identifier(self.place[1]))
@@ -160,7 +164,7 @@ class PgTable:
         self._run(cursor, "ALTER TABLE {table} RENAME COLUMN {name} TO {to}", **parts)
 
     def apply(self, cursor: Any, batches: Iterable[pa.RecordBatch]) -> None:
-        """Apply transitions by key to the table."""
+        """Apply inserts, updates and deletions of rows by key to the table."""
         names = [*self.columns, "_time", "_was", "_is"]
         self._run(
             cursor,
@@ -194,7 +198,7 @@ class PgTable:
         )
 
     def _check_changes(self, cursor: Any) -> None:
-        """Check each change against the key's previous change, or the table."""
+        """Raise InvalidUsage if an insert finds its key in the table, or another change does not."""
         self._run(
             cursor,
             "SELECT {named}, s._was FROM (SELECT *, row_number() OVER w AS _n, lag(_is) OVER w AS _before FROM {stage} "
@@ -213,6 +217,7 @@ class PgTable:
             )
 
     def _copy(self, cursor: Any, into: Any, names: Sequence[str], rows: pa.RecordBatch) -> None:
+        """Send rows to a table of the server by COPY."""
         sql = self._sql
         text = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, self._join_names(names))
         cursor.copy_expert(text.as_string(cursor.connection), encode_copy_rows(rows, self.leaving.name))
@@ -231,7 +236,7 @@ class PgTable:
             )
 
     def _check_columns(self, cursor: Any) -> None:
-        """Check that an existing table can hold the collection."""
+        """Raise InvalidUsage unless an existing table can hold the collection."""
         table = self.table.as_string(cursor.connection)
         cursor.execute(
             "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '' "
@@ -270,7 +275,7 @@ class PgTable:
 
 
 def _split_transitions(transitions: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return transitions as new rows with `_was` and `_is`.
+    """Return changes of rows as new rows with the columns `_was` and `_is`.
 
     They show whether the row existed before and exists after.
     """
@@ -321,7 +326,7 @@ def to_postgres_type(kind: pa.DataType, where: str) -> str:
 
 
 def can_hold(ours: str, theirs: str) -> bool:
-    """Return whether a column holds all values of the sink's type.
+    """Return whether a Postgres column of type `theirs` holds all values of type `ours`.
 
     Text may be of any type: the server parses it, and reports errors.
     """
@@ -346,7 +351,7 @@ def encode_copy_rows(rows: pa.RecordBatch | pa.Table, table: str) -> io.BytesIO:
 
 
 def _encode_column(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
-    """Return values whose text, as Arrow writes it, Postgres can read."""
+    """Return values in a type that Arrow writes as text which Postgres reads."""
     kind = values.type
     try:
         if kind == pa.float16():
@@ -379,7 +384,7 @@ def _encode_column(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
 
 
 def _encode_moments(values: pa.Array | pa.ChunkedArray, number: str, day: int) -> pa.Array | pa.ChunkedArray:
-    """Return dates or moments; the least and the greatest become Postgres's infinities, as in DuckDB."""
+    """Return dates or moments; the least and the greatest integers become infinities, as in DuckDB."""
     ends = np.iinfo(number).max, -np.iinfo(number).max
     numbers = values.cast(pa.int32() if day == 1 else pa.int64()).cast(pa.int64())
     is_far = pc.or_(pc.less(numbers, -719_162 * day), pc.greater_equal(numbers, 10_237_747 * day))
@@ -410,5 +415,6 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _parse_precision(numeric: str) -> tuple[int, int]:
+    """Return the digits and decimal places in text such as numeric(10,2)."""
     digits, _, scale = numeric.removeprefix("numeric(").rstrip(")").partition(",")
     return int(digits), int(scale or 0)

@@ -1,7 +1,7 @@
 """Postgres as a sink: the rows and positions of a step are one transaction.
 
 The positions are in the table `persist_positions`, beside the tables. A step locks the row of a collection there, and
-checks that the step begins at this position. After an unclear commit, the row shows the outcome.
+checks that the step begins at this position. If the outcome of a commit is unknown, this row shows it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ class PostgresSink:
         self._location = ""
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Connect and load the positions."""
+        """Connect, and return the stored positions."""
         for collection in leaving:
             if not collection.is_keyed:
                 raise InvalidUsage(
@@ -105,7 +105,7 @@ class PostgresSink:
             self._connection = None
 
     def _apply(self, cursor: Any, piece: Piece) -> None:
-        """Change a target table as a piece demands, in the transaction."""
+        """Change a target table by a piece, in the open transaction."""
         table = self._make_table(piece.leaving, piece.schema)
         position, after = piece.before, piece.after
         if position is None:
@@ -121,7 +121,7 @@ class PostgresSink:
             table.apply(cursor, piece.read())
 
     def _move_position(self, cursor: Any, piece: Piece) -> None:
-        """Move a collection's position if the piece begins there."""
+        """Store a collection's new position; raise SinkMoved unless the piece begins at the old one."""
         key = (self._location, self.hold, piece.leaving.id)
         after = (piece.leaving.name, piece.after.upper, piece.after.to_json())
         if piece.before is None:
@@ -143,7 +143,7 @@ class PostgresSink:
 
     @contextmanager
     def _open_transaction(self, what: str) -> Iterator[Any]:
-        """Yield a cursor of a transaction, which commits unless an error is raised."""
+        """Yield a cursor of a transaction, which commits unless an error is raised. `what`: for errors."""
         library = self._address.library
         try:
             with self._connection, self._connection.cursor() as cursor:
@@ -163,19 +163,23 @@ class PostgresSink:
 
     @property
     def _positions(self) -> Any:
+        """The name of the table of positions, as SQL."""
         return self._identifier(self.config.schema, POSITIONS)
 
     def _identifier(self, *names: str) -> Any:
+        """Return a name, with its schema in front, quoted as SQL."""
         from psycopg2 import sql
 
         return sql.Identifier(*names)
 
     def _run(self, cursor: Any, text: str, values: Sequence[Any] = (), **parts: Any) -> None:
+        """Run SQL in which {positions} and `parts` are replaced by names."""
         from psycopg2 import sql
 
         cursor.execute(sql.SQL(text).format(positions=self._positions, **parts), values or None)
 
     def _make_table(self, leaving: Leaving, schema: Any) -> PgTable:
+        """Return the target table of a collection in a version of its schema."""
         return PgTable(leaving, schema, self._get_place(leaving), self._get_copy_name(leaving))
 
     def _get_place(self, leaving: Leaving) -> tuple[str, str]:

@@ -30,6 +30,8 @@ Stage = Literal["copying", "copied", "following"]
 
 
 class _Written(msgspec.Struct, forbid_unknown_fields=True):
+    """The position of a target in one collection, as JSON."""
+
     version: int
     stage: Stage
     as_of: int | None
@@ -57,7 +59,7 @@ class Reached:
     schema: int
 
     def position(self, hold: str) -> Position:
-        """Return the time of the hold that this position needs: it keeps unsent contents and later changes."""
+        """Return the position of the hold that keeps all that this target still needs."""
         if self.stage == "following":
             return Position(None, self.upper or 0, self.upper, hold)
         return Position(self.as_of, 0 if self.as_of is None else None, self.upper, hold)
@@ -70,7 +72,7 @@ class Reached:
 
     @classmethod
     def of(cls, written: str | bytes, where: str) -> "Reached":
-        """Parse the result of `to_json`."""
+        """Parse the JSON of `to_json`; `where` names the target for errors."""
         read, reason = None, ""
         try:
             read = msgspec.json.decode(written, type=_Written)
@@ -96,9 +98,9 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The position of a target in a collection.
+    """The stored position of a target in a collection, and a promised one.
 
-    `promised`: the end of a step that the target has begun, and that must be repeated.
+    `promised`: the position after a step that the target began but may not have completed; it must be sent again.
     """
 
     reached: Reached
@@ -107,14 +109,13 @@ class Standing:
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Rows that move a target from one position to another.
+    """Rows of one collection that move a target from one position to another.
 
     Attributes:
-        before: the required position of the target; None if it must be empty.
-        schema: of the tables; the target may still have the version in `before`.
-        earlier: the target's schema; None if it has nothing yet.
-        tables: contents, with `_diff` if there is no key; or changes in the order of times: transitions with
-            `_change` by key, or updates with `_diff`. They can be read once.
+        before: the position that the target must have; None if the target must be empty.
+        schema, earlier: the schema of the rows, and the target's present one; None if the target has nothing yet.
+        tables: the rows, to be read once. Without a key, contents have `_diff`. Changes are in the order of times:
+            inserts, updates and deletes by key, with `_change`; or, without a key, updates with `_diff`.
         count: the number of rows that were read.
     """
 
@@ -128,7 +129,7 @@ class Piece:
 
     @property
     def is_turn(self) -> bool:
-        """Whether the position must be stored even without rows."""
+        """Whether the target must store the new position even without rows."""
         position_before, after = self.before, self.after
         if position_before is None or after.upper is None:
             return True
@@ -160,20 +161,20 @@ class Sink(Protocol):
         """The names of the collections that are sent."""
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Open the target, or reopen it; return its positions by collection id.
+        """Connect to the target, also after an outage; return its positions by collection id.
 
-        Raises TargetUnavailable: it does not answer.
+        Raises TargetUnavailable: the target does not answer.
         """
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
         """Apply a whole step durably, or nothing; return the applied pieces.
 
-        It may leave out pieces without rows; their next pieces then begin at the same position.
+        The sink may leave out pieces without rows; their next pieces then begin at the same position.
 
         Raises:
-            SinkMoved: the target is not where the step begins.
-            TargetUnavailable: it does not answer; the positions of `begin` show whether it applied the step.
-            InvalidUsage: it refuses the rows.
+            SinkMoved: the position of the target is not the one at which the step begins.
+            TargetUnavailable: the target does not answer; `begin` then returns whether the step was applied.
+            InvalidUsage: the target refuses the rows.
         """
 
     def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
@@ -184,7 +185,7 @@ class Sink(Protocol):
 
 
 def make_moved_error(sink: Sink, collection: str) -> SinkMoved:
-    """Return the error for a step that another process of the same name has taken."""
+    """Return the error for a step that another process with this name has already sent."""
     return SinkMoved(
         f"{sink.name}: another process sends {collection!r} as {sink.hold!r}, and was first. Let one of them run; if "
         "the other one is to go elsewhere, give it a name of its own"

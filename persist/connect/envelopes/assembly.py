@@ -30,7 +30,7 @@ SchemaLike: TypeAlias = Any  # A key or a value as in `create_or_load`, without 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The result of reading messages; an Arrow stream for `Collection.upsert` or `Collection.transition`.
+    """Events that were read from messages; an Arrow stream for `Collection.upsert` or `Collection.transition`.
 
     Attributes:
         table: the events in the order of their messages: the columns of key and value, `_deleted`; by option also
@@ -52,7 +52,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options that all envelopes share.
+    """The options with which messages of any envelope are read.
 
     Attributes:
         key: the columns of the key; () to take them from messages.
@@ -95,12 +95,12 @@ class ReadOptions:
         return cls(names, types, time, dict(metadata or {}), described, on_error)
 
     def list_paths(self, messages: Messages) -> dict[str, str]:
-        """Return the path of each column that is read from messages, except rows. Others are in `messages.others`."""
+        """Return the path inside messages of each metadata column, and of `_time`."""
         every = {**self.metadata, **({TIME: self.time} if self.time is not None else {})}
         return {name: path for name, path in every.items() if path not in messages.others.column_names}
 
     def infer_path_type(self, name: str, samples: list[dict[str, Any]]) -> pa.DataType:
-        """Infer the type at a path of messages from samples."""
+        """Infer the type of the values at the path of a metadata column from samples."""
         if name == TIME:
             return pa.int64()
         if self.types is not None and name in self.types:
@@ -109,7 +109,7 @@ class ReadOptions:
         return pa.scalar(values[0]).type if values else pa.null()
 
     def make_metadata_columns(self, messages: Messages, rows: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
-        """Return the columns beside the messages, for messages by number."""
+        """Return the metadata columns that come beside the messages, for messages by number."""
         every = {**self.metadata, **({TIME: self.time} if self.time is not None else {})}
         columns = {n: messages.others[path] for n, path in every.items() if path in messages.others.column_names}
         return {
@@ -130,6 +130,7 @@ def check_choice(option: str, value: str, allowed: Iterable[str]) -> None:
 
 
 def _parse_schema(schema: SchemaLike) -> dict[str, pa.DataType]:
+    """Return the stored type of each column, without `_time`, `_deleted` and `_diff`."""
     return {
         name: get_stored_type(kind)
         for name, kind, _ in parse_fields(schema, "schema")
@@ -138,7 +139,7 @@ def _parse_schema(schema: SchemaLike) -> dict[str, pa.DataType]:
 
 
 def deliver_events(request: ReadOptions, messages: Messages, table: Callable[[], pa.Table], bad: list[Bad]) -> Events:
-    """Return events and bad messages, or raise for the first bad one by `on_error`."""
+    """Return events and rejected messages; raise for the first bad one if `on_error` is "raise"."""
     bad.sort(key=lambda rejection: rejection.row)
     if bad and request.on_error == "raise":
         raise BadMessage(bad[0].row, bad[0].reason, len(bad))
@@ -159,7 +160,7 @@ Problem: TypeAlias = tuple[Mask, Callable[[int], str]]
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes in the order of their messages.
+    """Changes of rows, one or several for each message, in the order of the messages.
 
     Attributes:
         rows: the message number of each change, int64[n], ascending.
@@ -192,14 +193,14 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class AssembledEvents:
-    """Good events, and bad messages."""
+    """The events of good messages, and the bad messages."""
 
     table: pa.Table
     bad: list[Bad]
 
 
 def assemble_events(changes: Changes, key: tuple[str, ...], with_before: bool = False) -> AssembledEvents:
-    """Return changes as events by key, and the messages with missing keys.
+    """Return changes as events by key, and the messages that lack a key.
 
     A change of the key, which only old rows show, is two events: the old key is deleted, and the new one inserted.
     Only the message's own key may have NULL in a field: in a row, NULL may mean a missing field.
@@ -232,7 +233,7 @@ def assemble_events(changes: Changes, key: tuple[str, ...], with_before: bool = 
 
 
 def make_key_column(changes: Changes, name: str) -> pa.Array:
-    """Return a key column from the messages' keys, or else from their rows."""
+    """Return a key column: from the messages' own keys if they have it, or else from rows."""
     apart = changes.keys.field(name) if changes.keys is not None and _has_field(changes.keys, name) else None
     if apart is not None and not apart.null_count:
         return apart
@@ -253,7 +254,7 @@ def _has_field(rows: pa.StructArray, name: str) -> bool:
 
 
 def _find_usable_keys(changes: Changes, columns: Mapping[str, pa.Array]) -> pa.Array | None:
-    """Return a mask of messages with usable keys, or None if there are none."""
+    """Return a mask of messages whose own key has a value; None if keys lack a column."""
     if changes.keys is None or not all(_has_field(changes.keys, name) for name in columns):
         return None
     some = [column.is_valid() for column in columns.values()]
@@ -261,7 +262,7 @@ def _find_usable_keys(changes: Changes, columns: Mapping[str, pa.Array]) -> pa.A
 
 
 def _reject_nulls(nulls: pa.Array, good: Mask, changes: Changes, bad: list[Bad], reason: str) -> Mask:
-    """Add messages with a NULL key to bad; return the mask of the others."""
+    """Add good changes with a NULL key to `bad`; return the mask of changes without one."""
     mask = get_boolean_values(nulls)
     bad += [Bad(int(row), reason) for row in changes.rows[mask & good]]
     return ~mask
@@ -288,7 +289,7 @@ def _insert_deletions(table: pa.Table, changes: Changes, key: tuple[str, ...]) -
 
 
 def _make_deletions(moved: pa.Table, old: Mapping[str, pa.Array], where: pa.Array, kept: set[str]) -> pa.Table:
-    """Return deletions of the old keys of moved rows. Metadata columns stay."""
+    """Return events that delete the old keys of rows whose key changed. Metadata columns stay."""
     columns = {}
     for name in moved.column_names:
         column = moved[name]
@@ -304,9 +305,9 @@ def _make_deletions(moved: pa.Table, old: Mapping[str, pa.Array], where: pa.Arra
 
 
 def reject_problems(changes: Changes, problems: list[Problem]) -> tuple[Changes, list[Bad]]:
-    """Remove the changes with a problem; the first problem of a change counts.
+    """Separate changes with a problem; only the first problem of a change is reported.
 
-    A problem is a mask, and a function that returns the reason for a place.
+    A problem is a mask of changes, and a function that returns the reason for change number i.
     """
     good, bad = np.ones(len(changes.rows), bool), list[Bad]()
     for mask, reason in problems:

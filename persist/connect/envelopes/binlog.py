@@ -104,12 +104,12 @@ HEAD = pa.schema([("type", pa.string()), ("database", pa.string()), ("table", pa
 
 @dataclass(frozen=True)
 class Dialect:
-    """The differences between the two formats.
+    """How the messages of Maxwell and of Canal differ.
 
     Attributes:
         writes, deletes, skipped: the types of messages with rows, with deleted rows, and without changes of rows.
         listed: whether `data` and `old` are arrays of rows.
-        key_at, types_at: the members with the columns of the key, and with MySQL's types; None if messages lack them.
+        key_at, types_at: the names of the members with the key's columns and with MySQL's types; None without one.
         binary: decodes text to bytes.
     """
 
@@ -125,9 +125,9 @@ class Dialect:
 
 @dataclass(frozen=True)
 class _Stream:
-    """The messages with rows of one table: their numbers, texts, and samples as Python values.
+    """The messages of one table that have rows: their numbers, texts, and samples as Python values.
 
-    `deletes`: whether each deletes its rows; `bad`: messages that were left out, with reasons.
+    `deletes`: bool[n], whether a message deletes its rows; `bad`: bad messages with reasons.
     """
 
     rows: np.ndarray
@@ -164,7 +164,7 @@ def read_events(messages: Any, request: ReadOptions, table: str | None, dialect:
 
 
 class _HeadReader:
-    """Reads the members of messages other than their rows."""
+    """Parses all members of messages but the rows, such as table and type."""
 
     def read(self, texts: pa.Array) -> pa.Table:
         return parse(texts, HEAD)
@@ -174,7 +174,7 @@ class _HeadReader:
 
 
 def _select_table(messages: Messages, table: str | None, dialect: Dialect) -> _Stream:
-    """Return the messages with rows of a table, and the bad messages."""
+    """Return the messages of a table that have rows, and the bad messages."""
     is_valid = get_boolean_values(messages.values.is_valid())
     bad = [Bad(int(row), f"it is empty, which {dialect.name} does not send") for row in np.flatnonzero(~is_valid)]
     rows = np.flatnonzero(is_valid)
@@ -217,6 +217,7 @@ def _match_table(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
 
 
 def _is_in(column: pa.Array, values: tuple[str, ...]) -> Mask:
+    """Return a mask of the values that are in a tuple."""
     return get_boolean_values(pc.is_in(column, pa.array(values, pa.string())))
 
 
@@ -245,6 +246,7 @@ def _choose_types(stream: _Stream, request: ReadOptions, dialect: Dialect) -> Ma
 
 
 def _make_reader_factory(dialect: Dialect) -> ReaderFactory:
+    """Return a function that chooses the reader of a column, with the dialect's form of bytes."""
     return lambda name, target, samples: choose_reader(target, samples, name, dialect.binary)
 
 
@@ -276,7 +278,7 @@ def _make_changes(
 
 
 def _flatten_changes(changes: Changes) -> Changes:
-    """Return one change for each row of messages with several rows."""
+    """Return one change for each row, where messages have lists of rows."""
     counts = get_int64_values(pc.list_value_length(changes.after).cast(pa.int64()))
     owners = np.repeat(np.arange(len(counts)), counts)
     starts = np.cumsum(counts) - counts
@@ -292,7 +294,7 @@ def _flatten_changes(changes: Changes) -> Changes:
 
 
 def _restore_old_keys(changes: Changes, key: tuple[str, ...]) -> Changes:
-    """Return changes whose old rows have old keys, as far as these are known."""
+    """Return changes whose old rows have the old key; an absent old value means unchanged."""
     parts = []
     for f in changes.after.type:
         now = changes.after.field(f.name)

@@ -133,12 +133,14 @@ class Keys:
     bad: list[Bad]
 
     def of(self, rows: np.ndarray) -> pa.StructArray | None:
-        """Return the keys of messages by number; None if no message has a key."""
+        """Return the keys of some messages, by their numbers; None if no message has a key."""
         return None if self.columns is None else self.columns.take(make_int64_array(rows))
 
 
 @dataclass(frozen=True, slots=True)
 class _Values:
+    """The changes in message values, the numbers of tombstones, and bad messages."""
+
     changes: Changes
     tombstones: np.ndarray
     bad: list[Bad]
@@ -180,7 +182,7 @@ def _get_member_type(row: pa.StructType, name: str) -> pa.DataType:
 
 
 def _wrap_single_keys(group: Group, key: tuple[str, ...]) -> Group:
-    """Wrap bare key values as objects. Transforms of Connect make such keys."""
+    """Return keys as objects: transforms of Connect make bare values of single-column keys."""
     bare = pc.invert(pc.match_substring_regex(group.texts, r"^\s*\{"))
     if len(key) != 1 or not pc.any(bare, min_count=0).as_py():
         return group
@@ -193,7 +195,7 @@ def _wrap_single_keys(group: Group, key: tuple[str, ...]) -> Group:
 
 
 def _scatter_rows(columns: pa.Array, rows: np.ndarray, count: int) -> pa.StructArray:
-    """Return rows at their places among `count`; NULL elsewhere."""
+    """Return `count` rows: `columns` at the positions `rows`, NULL elsewhere."""
     if len(rows) == count:
         return columns
     places = np.full(count, -1)
@@ -202,12 +204,13 @@ def _scatter_rows(columns: pa.Array, rows: np.ndarray, count: int) -> pa.StructA
 
 
 def list_row_types(group: Group, places: tuple[str, ...], request: ReadOptions) -> dict[str, pa.DataType]:
-    """Return the types of a group's columns, as described or as inferred."""
+    """Return the types of the rows' columns in a group: from its schema part, or inferred."""
     row = _find_described_row(group.described, places)
     return infer_row_types(group.texts, places) if row is None else get_described_types(row, request.logical)
 
 
 def _find_described_row(described: Described | None, places: tuple[str, ...]) -> Described | None:
+    """Return the description of the row inside of a message's description; None without one."""
     if described is None or not places:
         return described
     return next(
@@ -216,7 +219,7 @@ def _find_described_row(described: Described | None, places: tuple[str, ...]) ->
 
 
 def _read_values(messages: Messages, request: ReadOptions, keys: Keys, *, may_lack: bool) -> _Values:
-    """Read the rows in messages' values, old and new."""
+    """Return the changes that message values describe, with old and new rows."""
     is_valid = get_boolean_values(messages.values.is_valid())
     rows = np.flatnonzero(is_valid)
     apart = unwrap_messages(
@@ -245,7 +248,7 @@ def _read_values(messages: Messages, request: ReadOptions, keys: Keys, *, may_la
 def infer_types_of_groups(
     groups: Sequence[Group], places: tuple[str, ...], request: ReadOptions
 ) -> dict[str, pa.DataType]:
-    """Return the types of the rows' columns over all groups."""
+    """Return the types of the rows' columns: from the options, or common to all groups."""
     if request.types is not None:
         return {name: t for name, t in request.types.items() if name not in request.metadata}
     row = merge_types([pa.struct(list(list_row_types(group, places, request).items())) for group in groups])
@@ -255,9 +258,9 @@ def infer_types_of_groups(
 def check_encodings(
     group: Group, places: tuple[str, ...], types: Mapping[str, pa.DataType], request: ReadOptions
 ) -> None:
-    """Raise InvalidUsage early if the encoding of a column is ambiguous.
+    """Raise InvalidUsage if all samples leave it open how a column is encoded.
 
-    A single message with an odd value is only a bad message.
+    If only some samples are ambiguous, only their messages are bad.
     """
     if group.described is not None:
         return
@@ -276,7 +279,7 @@ def check_encodings(
 def read_groups(
     groups: Sequence[Group], plan_group: Callable[[Group], RowPlan], types: Mapping[str, pa.DataType]
 ) -> tuple[np.ndarray, dict[str, pa.Array], list[Bad]]:
-    """Return the numbers of all groups' messages, ascending, their columns of some types, and bad messages."""
+    """Read messages of several groups; return their numbers, columns, and the bad messages."""
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), list[Bad]()
     for group in groups:
         separated = read_separately(group.texts, plan_group(group), group.rows)
@@ -322,7 +325,7 @@ def _make_changes(
 
 
 def _find_key_changes(changes: Changes, key: Sequence[str]) -> Mask:
-    """Return a mask of the changes of a row's key. Unchanged large values are not stored under the new key."""
+    """Return a mask of the changes that change their row's key."""
     moves = np.zeros(len(changes.rows), np.bool_)
     for name in key:
         if changes.before.type.get_field_index(name) >= 0:
@@ -332,10 +335,12 @@ def _find_key_changes(changes: Changes, key: Sequence[str]) -> Mask:
 
 
 def _make_constant_reason(reason: str) -> Callable[[int], str]:
+    """Return a function that returns this reason for any change."""
     return lambda _: reason
 
 
 def _explain_unknown_op(op: str | None) -> str:
+    """Return why a message with this `op` is bad."""
     return "it is not a change event: it has no op" if op is None else f'it has op "{op}", which is not c, r, u or d'
 
 
@@ -350,7 +355,7 @@ def _is_null(column: pa.Array) -> Mask:
 def _add_tombstones(
     changes: Changes, rows: np.ndarray, keys: Keys, messages: Messages, request: ReadOptions
 ) -> tuple[Changes, list[Bad]]:
-    """Add tombstones as deletions; return the bad ones, too."""
+    """Return changes with tombstones as deletions, and the bad tombstones."""
     if not len(rows):
         return changes, []
     if keys.columns is None:
@@ -370,7 +375,7 @@ def _add_tombstones(
 
 
 def merge_changes(one: Changes, other: Changes) -> Changes:
-    """Return two sets of changes merged in the order of their messages."""
+    """Return two sets of changes as one, in the order of their messages."""
     rows = np.concatenate([one.rows, other.rows])
     order = np.argsort(rows, kind="stable")
 

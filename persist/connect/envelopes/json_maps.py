@@ -37,7 +37,7 @@ def encode_maps(value: bytes, kind: pa.DataType) -> bytes:
 
 
 def _write_value(value: Any, kind: pa.DataType | None) -> str:
-    """Return a value as JSON, with maps as lists of entries."""
+    """Return a parsed value as JSON, in which maps are lists of objects with key and value."""
     if isinstance(value, _Number):
         return value
     if kind is not None and pat.is_map(kind) and _is_map(value):
@@ -60,6 +60,7 @@ def _is_map(value: Any) -> bool:
 
 
 def _write_entry(key: Any, value: Any, kind: pa.DataType) -> str:
+    """Return an entry of a map as a JSON object with key and value; the key becomes text."""
     name = _write_value(key, kind.key_type)
     if is_flat(kind.key_type) and name[:1] != '"' and key is not None:
         name = json.dumps(name)

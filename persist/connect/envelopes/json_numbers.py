@@ -27,7 +27,7 @@ DIGITS_MAX = 38
 
 
 def check_numbers(texts: pa.Array, fields: pa.Schema) -> None:
-    """Raise Unreadable if a float would round a number of a document, of large_binary without NULL."""
+    """Raise Unreadable if a float column would round a number in a JSON document."""
     bits = _find_least_bits(pa.struct(list(fields)))
     if bits is None or not len(texts):
         return
@@ -45,7 +45,7 @@ _FLOATS = {16: pa.float16(), 32: pa.float32(), 64: pa.float64()}
 
 
 def infer_exact_fields(fields: pa.Schema, read: Callable[[], Iterable[pa.Array]]) -> pa.Schema:
-    """Return inferred fields, with decimals where doubles would round whole numbers. `read` reads all documents."""
+    """Return inferred fields, with decimals where doubles would round numbers of the documents."""
     doubtful = re.compile(_LONG[64] + _FAR)
     if _find_least_bits(pa.struct(list(fields))) is None or not any(
         doubtful.search(_view_bytes(texts)) for texts in read()
@@ -60,7 +60,7 @@ def infer_exact_fields(fields: pa.Schema, read: Callable[[], Iterable[pa.Array]]
 
 
 def _replace_inexact(kind: pa.DataType, path: str, guesses: "dict[str, NumberGuess]") -> pa.DataType:
-    """Return a type, with exact types for floats of inexact numbers."""
+    """Return a type in which floats are replaced as the numbers at their paths require."""
     if pat.is_struct(kind):
         return pa.struct([(f.name, _replace_inexact(f.type, f"{path}.{f.name}", guesses)) for f in kind])
     if pat.is_list(kind):
@@ -70,7 +70,7 @@ def _replace_inexact(kind: pa.DataType, path: str, guesses: "dict[str, NumberGue
 
 @dataclass(slots=True)
 class NumberGuess:
-    """The numbers of a column so far, which become doubles if these are exact.
+    """Chooses the type of a column from its numbers: double if that is exact, or else decimal.
 
     Attributes:
         inexact: a number that a double rounds.
@@ -84,7 +84,7 @@ class NumberGuess:
     scale: int = 0
 
     def add(self, number: str) -> None:
-        """Adjust the guess to one more number."""
+        """Take one more number of the column into account."""
         if not is_exact_float(number):
             self.inexact = self.inexact or number
         whole, _, fraction = number.lstrip("+-").partition(".")
@@ -106,13 +106,14 @@ class NumberGuess:
 
 
 def _view_bytes(texts: pa.Array) -> memoryview:
+    """Return all bytes of a large_binary array, without a copy."""
     offsets = np.frombuffer(texts.buffers()[1], np.int64, len(texts) + 1, texts.offset * 8)
     return memoryview(texts.buffers()[2] or b"")[offsets[0] : offsets[-1]]
 
 
 @lru_cache(maxsize=256)
 def _find_least_bits(kind: pa.DataType) -> int | None:
-    """Return the bits of a type's narrowest float; None without floats."""
+    """Return the bits of the narrowest float inside of a type; None without floats."""
     if pat.is_floating(kind):
         return int(kind.bit_width)
     bits = [
@@ -124,7 +125,7 @@ def _find_least_bits(kind: pa.DataType) -> int | None:
 
 
 def _find_numbers(text: bytes, fields: pa.Schema) -> Iterator[tuple[str, str, int]]:
-    """Yield each number that becomes a float: (text, path, bits)."""
+    """Yield each number of a document that becomes a float: (text, path, bits)."""
     try:
         document = _make_decoder(fields).decode(text)
     except msgspec.MsgspecError:  # The parser reports the problem.
@@ -151,6 +152,7 @@ def _find_numbers_inside(value: Any, kind: pa.DataType, path: str) -> Iterator[t
 
 @lru_cache(maxsize=64)
 def _make_decoder(fields: pa.Schema) -> msgspec.json.Decoder[Any]:
+    """Return a decoder that reads only the members that contain floats."""
     return msgspec.json.Decoder(_make_object_type([*fields]))
 
 
@@ -164,6 +166,7 @@ def _make_object_type(fields: list[pa.Field]) -> Any:
 
 
 def _make_member_type(kind: pa.DataType) -> Any:
+    """Return the msgspec type of a member: numbers stay text."""
     if pat.is_floating(kind):
         return msgspec.Raw  # Also of null.
     return (_make_object_type([*kind]) if pat.is_struct(kind) else list[_make_member_type(kind.value_type)]) | None  # type: ignore[misc]

@@ -41,7 +41,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """An unreadable message: its number, and the reason."""
+    """A bad message: its number, and the reason."""
 
     row: int
     reason: str
@@ -49,9 +49,9 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class SeparatedRows(Generic[T]):
-    """Rows of good documents in pieces with their numbers, and bad documents.
+    """The rows of good documents, in pieces with the documents' numbers; and bad documents.
 
-    With bad documents, the rows of pieces may interleave.
+    If documents are bad, the numbers of two pieces may interleave.
     """
 
     pieces: list[tuple[np.ndarray, T]]
@@ -70,12 +70,12 @@ def merge_in_order(pieces: list[tuple[np.ndarray, T]], table: pa.Table) -> tuple
 def parse(
     texts: pa.Array, fields: pa.Schema | None, others: Literal["ignore", "error", "infer"] = "ignore"
 ) -> pa.Table:
-    """Return one row for each document, with the requested fields. None means all.
+    """Parse JSON objects; return a row for each, with the fields in `fields`, or all if None.
 
     Args:
         texts: large_binary without NULL.
-        fields: a listed field that is missing is NULL.
-        others: the treatment of fields that are not listed.
+        fields: the fields to read; NULL where a document lacks them.
+        others: whether other fields of documents are ignored, an error, or inferred columns.
     """
     import pyarrow.json as pj
 
@@ -99,7 +99,7 @@ def parse(
 
 
 class DocumentReader(Protocol[T_co]):
-    """The protocol of readers of documents with one description."""
+    """The functions by which `read_separately` reads documents."""
 
     def read(self, texts: pa.Array) -> T_co:
         """Parse documents; a bad one raises Unreadable, InvalidUpdate or Arrow's error."""
@@ -111,7 +111,7 @@ class DocumentReader(Protocol[T_co]):
 def read_separately(texts: pa.Array, reading: DocumentReader[T], rows: np.ndarray | None = None) -> SeparatedRows[T]:
     """Read documents piece by piece, and separate the bad ones.
 
-    `rows` are the numbers of the documents; their places if None.
+    `rows` are the numbers of the documents; by default from 0.
     """
     numbers = np.arange(len(texts)) if rows is None else rows
     result: SeparatedRows[T] = SeparatedRows([], [])
@@ -128,7 +128,7 @@ def _read_halves(
     *,
     looks_alike: bool = False,
 ) -> None:
-    """Read documents, by halves if some are bad. With `looks_alike`, suspects were separated already."""
+    """Read documents into `result`; on an error, separate bad ones by `find_suspects`, then by halves."""
     try:
         result.pieces.append((rows, reading.read(texts)))
     except (Unreadable, InvalidUpdate, pa.ArrowException, UnicodeDecodeError) as error:
@@ -146,7 +146,7 @@ def _read_halves(
 
 
 def describe_error(error: Exception) -> str:
-    """Return an error's text without the place of the message in its batch."""
+    """Return the reason in an error of a parser, without the number of the message."""
     text = str(error)
     if changed := re.search(r"Column\(/?([^)]*)\) changed from (\w+) to (\w+)", text):
         where, expected, is_ = changed.groups()
@@ -166,6 +166,7 @@ def describe_error(error: Exception) -> str:
 
 
 def _add_article(kind: str) -> str:
+    """Return a noun with "a" or "an"."""
     return f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
 
 
@@ -200,9 +201,9 @@ _NUMBERS = {b"NaN": b"0e0", b"Infinity": b"0.000000"}  # Their lengths are equal
 
 
 def encode_mixed_members(texts: pa.Array, types: Mapping[str, pa.DataType]) -> pa.Array:
-    """Return objects whose documents are JSON text, and whose maps are lists.
+    """Return JSON objects for Arrow: values of JSON columns as text, maps as lists.
 
-    A text or null in a column of documents stays unchanged, as do unreadable objects.
+    A value of a JSON column that is text or null stays unchanged, and so does an unreadable object.
     """
     encoders = {name: encoder for name, kind in types.items() if (encoder := _choose_encoder(kind)) is not None}
     if not encoders:
@@ -213,13 +214,14 @@ def encode_mixed_members(texts: pa.Array, types: Mapping[str, pa.DataType]) -> p
 
 
 def _choose_encoder(kind: pa.DataType) -> Callable[[bytes], bytes] | None:
+    """Return the function that encodes values of a type; None if they stay as they are."""
     if kind == JSON:
         return lambda value: value if value[:1] in (b'"', b"n") else msgspec.json.encode(value.decode())
     return partial(encode_maps, kind=kind) if contains_map(kind) else None
 
 
 def _encode_members(text: bytes, decode: Callable[[bytes], Any], encode: Sequence[Callable[[bytes], bytes]]) -> bytes:
-    """Return a JSON object with encoded members."""
+    """Return a JSON object whose named members were replaced by `encode`, one function each."""
     readable = text
     try:
         try:
@@ -245,7 +247,7 @@ def _get_address(view: bytes | memoryview) -> int:
 
 @lru_cache(maxsize=64)
 def _make_documents_decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
-    """Return a decoder of objects that keeps some members as raw JSON."""
+    """Return a decoder that returns the named members of an object as raw JSON."""
     members = [(f"m{at}", msgspec.Raw, msgspec.Raw()) for at in range(len(names))]
     rename = {f"m{at}": name for at, name in enumerate(names)}
     return msgspec.json.Decoder(msgspec.defstruct("Documents", members, rename=rename, gc=False))
@@ -265,6 +267,7 @@ def find_suspects(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
 
 @lru_cache(maxsize=64)
 def _make_decoder(fields: pa.Schema) -> msgspec.json.Decoder[Any]:
+    """Return a decoder that checks documents against the fields."""
     return msgspec.json.Decoder(_make_object_type([*fields]))
 
 

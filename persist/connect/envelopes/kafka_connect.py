@@ -1,9 +1,9 @@
 """Kafka Connect's "schema" part of a message, and the logical types of Debezium.
 
-The JSON converter writes the schema before the payload, the same bytes in each message of one table until that table is
-altered. So the payload is cut out of all messages that begin like the first one, without a second parse of the schema.
+Connect's JSON converter writes the schema before the payload, with the same bytes in each message of a table until that
+table is altered. So the schema is parsed once, and the payloads of all messages that begin with it are cut out.
 
-A logical type is a name beside a primitive one: a count of days, a count of microseconds, bytes of a decimal.
+A logical type is a name beside a primitive type. For example, an integer is a number of days or of microseconds.
 Debezium's documentation, "Data type mappings", defines them for its connectors of relational databases.
 """
 
@@ -73,7 +73,7 @@ NAMES = (*COUNTED, DECIMAL, VARIABLE_DECIMAL, ZONED_TIMESTAMP, "string")
 
 @dataclass(frozen=True)
 class Described:
-    """The description of a field by Connect; `name` and `parameters` are of the logical type."""
+    """A field as Connect's schema describes it, with the name and parameters of its logical type."""
 
     type: str
     name: str = ""
@@ -83,7 +83,7 @@ class Described:
 
     @classmethod
     def of(cls, schema: Any) -> "Described":
-        """Parse a "schema" part."""
+        """Parse a message's schema part."""
         match schema:
             case {"type": str(kind)}:
                 fields = schema.get("fields") or []
@@ -96,7 +96,7 @@ class Described:
 
     @classmethod
     def for_logical_type(cls, name: str, target: pa.DataType | None) -> "Described":
-        """Return the description of a column for a logical type, or "string"."""
+        """Return the description for a logical type that the user named, or "string"."""
         if name not in NAMES:
             raise InvalidUsage(f"{name!r} is not a logical type that is known here: give one of {', '.join(NAMES)}.")
         scale = {"scale": str(target.scale)} if target is not None and pat.is_decimal(target) else {}
@@ -104,49 +104,54 @@ class Described:
         return cls(kind, "" if name == "string" else name, scale)
 
 
-def make_reader(what: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
-    """Return the reader of a described column, as `target` or its natural type."""
-    if what.name == VARIABLE_DECIMAL:
+def make_reader(described: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
+    """Return the reader of a described column: as type `target`, or by default as its natural type."""
+    if described.name == VARIABLE_DECIMAL:
         return _make_variable_decimal_reader(target, name)
-    if what.name == DECIMAL:
-        return _make_decimal_reader(what, target, samples, name)
-    if what.name in COUNTED:
-        return add_cast(choose_reader(COUNTED[what.name], samples, name), target, name)
-    if what.type == "struct":
-        _check_nested(what, target, pat.is_struct, name)
+    if described.name == DECIMAL:
+        return _make_decimal_reader(described, target, samples, name)
+    if described.name in COUNTED:
+        return add_cast(choose_reader(COUNTED[described.name], samples, name), target, name)
+    if described.type == "struct":
+        _check_nested(described, target, pat.is_struct, name)
         inner = {
             n: make_reader(f, None if target is None else target.field(n).type, list_values(samples, n), f"{name}.{n}")
-            for n, f in what.fields.items()
+            for n, f in described.fields.items()
             if target is None or target.get_field_index(n) >= 0
         }
         return add_cast(make_row_reader(inner), target, name)
-    if what.type == "array" and what.items is not None:
-        _check_nested(what, target, pat.is_list, name)
+    if described.type == "array" and described.items is not None:
+        _check_nested(described, target, pat.is_list, name)
         values = [value for sample in samples if isinstance(sample, list) for value in sample if value is not None]
-        item = make_reader(what.items, None if target is None else target.value_type, values, name)
+        item = make_reader(described.items, None if target is None else target.value_type, values, name)
         return add_cast(make_list_reader(item), target, name)
-    natural = TEXTS.get(what.name) or PRIMITIVES.get(what.type)
+    natural = TEXTS.get(described.name) or PRIMITIVES.get(described.type)
     if natural is None:
         raise InvalidUsage(
-            f"column {name!r} has the Connect type {what.type!r}, which is not read from JSON. Let the connector send "
-            'text instead (such as hstore.handling.mode "json"), or leave the column out of the schema.'
+            f"column {name!r} has the Connect type {described.type!r}, which is not read from JSON. Let the connector "
+            'send text instead (such as hstore.handling.mode "json"), or leave the column out of the schema.'
         )
     if target is not None and natural == pa.binary() and not is_bytes(target):
         raise InvalidUsage(f"column {name!r} holds bytes, and the schema has {target}: give it a type of bytes.")
     return choose_reader(natural if target is None else target, samples, name)
 
 
-def _check_nested(what: Described, target: pa.DataType | None, fits: Callable[[pa.DataType], bool], name: str) -> None:
+def _check_nested(
+    described: Described, target: pa.DataType | None, fits: Callable[[pa.DataType], bool], name: str
+) -> None:
+    """Raise InvalidUsage if a nested value does not fit the column's type."""
     if target is not None and not fits(target):
-        raise InvalidUsage(f"column {name!r} holds a value of Connect type {what.type!r}, and the schema has {target}.")
+        raise InvalidUsage(
+            f"column {name!r} holds a value of Connect type {described.type!r}, and the schema has {target}."
+        )
 
 
-def _make_decimal_reader(what: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
+def _make_decimal_reader(described: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
     """Return a reader of decimals: base64, or numbers if decimal.format is NUMERIC."""
-    scale = what.parameters.get("scale", "")
+    scale = described.parameters.get("scale", "")
     if not scale.lstrip("-").isdigit():
         raise InvalidUsage(f"column {name!r} is a Decimal without a scale: give it a decimal type in the schema.")
-    precision = what.parameters.get("connect.decimal.precision", str(PRECISION_MAX))
+    precision = described.parameters.get("connect.decimal.precision", str(PRECISION_MAX))
     natural = pa.decimal128(min(int(precision), PRECISION_MAX), int(scale))
     if samples and not isinstance(samples[0], str):
         return add_cast(Reader(natural, lambda column: column, natural), target, name)
@@ -179,13 +184,15 @@ PAYLOAD_FIRST = r'^\s*\{\s*"payload"\s*:\s*(\{|null)'
 
 
 class _SchemaAndPayload(msgspec.Struct):
+    """A message with Connect's schema part; both members stay raw JSON."""
+
     payload: msgspec.Raw
     schema: msgspec.Raw = msgspec.Raw(b"null")
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Messages of one description: their numbers, payloads and schema, which may be None."""
+    """Messages with the same schema part: their numbers and payloads; `described` is None without a schema."""
 
     rows: np.ndarray
     texts: pa.Array
@@ -194,7 +201,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class UnwrappedMessages:
-    """Messages grouped by description, those with a null payload, and bad ones."""
+    """Messages grouped by schema part; the numbers of those with a null payload; bad ones."""
 
     groups: list[Group]
     empty: np.ndarray
@@ -202,7 +209,7 @@ class UnwrappedMessages:
 
 
 def unwrap_messages(texts: pa.Array, rows: np.ndarray) -> UnwrappedMessages:
-    """Separate the schema part and the payload of each message; group by schema. `rows` are their numbers."""
+    """Separate messages into schema part and payload; group them by schema. `rows`: their numbers."""
     schema_first = get_boolean_values(pc.match_substring_regex(texts, SCHEMA_FIRST))
     payload_first = get_boolean_values(pc.match_substring_regex(texts, PAYLOAD_FIRST))
     plain = ~(schema_first | payload_first)
@@ -221,7 +228,7 @@ def unwrap_messages(texts: pa.Array, rows: np.ndarray) -> UnwrappedMessages:
 
 
 def _split_by_schema_bytes(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
-    """Split messages that begin with the same schema bytes together."""
+    """Add messages that begin with the same schema to one group, by comparing bytes."""
     while len(texts):
         first = texts[0].as_py()
         try:
@@ -241,7 +248,7 @@ def _split_by_schema_bytes(texts: pa.Array, rows: np.ndarray, groups: list[Group
 
 
 def _split_one_by_one(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
-    """Split messages with another order of members, one by one."""
+    """Add messages whose payload comes before the schema to groups, one by one."""
     by_schema: dict[bytes, tuple[Described | None, list[int], list[bytes]]] = {}
     for row, text in zip(rows.tolist(), texts.to_pylist(), strict=True):
         try:
@@ -259,13 +266,16 @@ def _split_one_by_one(texts: pa.Array, rows: np.ndarray, groups: list[Group], ba
 
 
 def _parse_description(outer: _SchemaAndPayload) -> Described | None:
+    """Return the parsed schema part of a message; None if it is null."""
     schema = msgspec.json.decode(outer.schema)
     return None if schema is None else Described.of(schema)
 
 
 def _format_reason(error: Exception) -> str:
+    """Return the reason why a message is bad."""
     return str(error) if isinstance(error, Unreadable) else f"it is not JSON: {error}"
 
 
 def _select(array: pa.Array, mask: npt.NDArray[np.bool_]) -> pa.Array:
+    """Return the values that a mask selects."""
     return array if mask.all() else array.filter(make_boolean_array(mask))

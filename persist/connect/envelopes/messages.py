@@ -3,9 +3,8 @@
 Bytes inside of messages are base64 text, and a decimal is such bytes; both are read whole columns at a time. A decimal
 is encoded as by Java's `BigInteger.toByteArray`: big-endian two's complement in as few bytes as possible.
 
-The JSON type of a value and its meaning determine the column's type. JSON has only numbers, texts and booleans. So
-samples of the messages show which of these a producer sends for a date or a decimal. Messages with another form are
-read again separately.
+JSON has only numbers, texts and booleans, and a producer may send a date or a decimal as any of these. So samples of
+the messages decide how a column is read. Messages that encode it in another way are read again separately.
 """
 
 import json
@@ -27,7 +26,7 @@ from persist.codecs.types.texts import parse_column
 
 
 class Unreadable(ValueError):
-    """A message of a piece is bad. Raised only inside this package: the piece is halved until the message is alone."""
+    """A batch contains a bad message; the caller halves the batch until that message is alone."""
 
 
 KEY, VALUE = "key", "value"
@@ -49,7 +48,7 @@ class Messages:
 
     @classmethod
     def of(cls, value: Any) -> "Messages":
-        """Return messages of a table, a column or a list.
+        """Return the messages in a table, a column or a list.
 
         Tables are record batches, tables, readers, frames, or iterables of batches. A list has bytes or text. A table
         has a column "value", and may have one called "key"; a table of one column is the values.
@@ -75,7 +74,7 @@ class Messages:
 
 
 def _to_table(value: Any) -> pa.Table | list[Any]:
-    """Return messages as a table; a list stays one."""
+    """Return messages as a table; a list of bytes or text stays a list."""
     if isinstance(value, pa.Table):
         return value
     if isinstance(value, pa.RecordBatch):
@@ -123,6 +122,7 @@ _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
 
 def _make_base64_codes() -> np.ndarray:
+    """Return uint8[256]: the six bits that each character of base64 encodes."""
     codes = np.full(256, _NONE, np.uint8)
     codes[np.frombuffer(_ALPHABET, np.uint8)] = np.arange(64)
     codes[ord("=")] = _PAD
@@ -190,7 +190,7 @@ def to_decimals(unscaled: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _get_offsets_and_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return offsets, int64[n + 1] from 0, and bytes; NULL is empty."""
+    """Return offsets, int64[n + 1] from 0, and all bytes of an array; NULL is empty."""
     plain = array.cast(pa.large_binary()).fill_null(b"")
     _, offset_buffer, data_buffer = plain.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64, len(plain) + 1, plain.offset * 8)
@@ -199,10 +199,12 @@ def _get_offsets_and_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _quote_example(texts: pa.Array) -> str:
+    """Return the first text, quoted and cut, for errors."""
     return repr(texts.drop_null()[0].as_py())[:60]
 
 
 def _copy_nulls(source: pa.Array, array: pa.Array) -> pa.Array:
+    """Return an array with NULL wherever `source` has NULL."""
     if not source.null_count:
         return array
     return pc.if_else(source.is_valid(), array, pa.scalar(None, array.type))
@@ -213,11 +215,11 @@ SAMPLES = 24
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads one column.
+    """Reads one column of messages: parses JSON, then converts the values.
 
     Attributes:
         wire: the type that `pyarrow.json` reads.
-        convert: converts this to the column's values; raises an error for a bad value.
+        convert: turns parsed values into the column's values; raises an error for a bad value.
         target: the type of the converted values.
     """
 
@@ -227,7 +229,7 @@ class Reader:
 
 
 def decode_samples(texts: pa.Array) -> list[dict[str, Any]]:
-    """Return sample documents as dicts. Other values are skipped."""
+    """Return sample messages as dicts, without values that are not objects."""
     places = {*range(min(len(texts), SAMPLES))}
     if len(texts) > SAMPLES:
         places = {*range(SAMPLES // 2), *(len(texts) * n // SAMPLES for n in range(SAMPLES))}
@@ -243,7 +245,7 @@ def decode_samples(texts: pa.Array) -> list[dict[str, Any]]:
 
 
 def list_values(samples: Iterable[Any], *path: str) -> list[Any]:
-    """Return the samples' values at a path, except missing ones and nulls."""
+    """Return the values that samples have at a path, except nulls."""
     values = list(samples)
     for name in path:
         values = [sample[name] for sample in values if isinstance(sample, dict) and sample.get(name) is not None]
@@ -251,7 +253,7 @@ def list_values(samples: Iterable[Any], *path: str) -> list[Any]:
 
 
 def make_row_reader(readers: Mapping[str, Reader]) -> Reader:
-    """Return a reader of objects. A missing member is NULL, unknown ones are skipped."""
+    """Return a reader of objects as structs. A missing member is NULL, unknown ones are skipped."""
     names = list(readers)
     wire = pa.struct([(name, reader.wire) for name, reader in readers.items()])
     target = pa.struct([(name, reader.target) for name, reader in readers.items()])
@@ -265,6 +267,7 @@ def make_row_reader(readers: Mapping[str, Reader]) -> Reader:
 
 
 def _convert_column(name: str, convert: Callable[[pa.Array], pa.Array], column: pa.Array) -> pa.Array:
+    """Convert a column; add its name to an error."""
     try:
         return convert(column)
     except (Unreadable, pa.ArrowException) as error:
@@ -272,7 +275,7 @@ def _convert_column(name: str, convert: Callable[[pa.Array], pa.Array], column: 
 
 
 def make_list_reader(element: Reader) -> Reader:
-    """Return a reader of arrays of elements."""
+    """Return a reader of JSON arrays, from the reader of an element."""
 
     def convert(lists: pa.Array) -> pa.Array:
         values = element.convert(lists.values)
@@ -284,9 +287,9 @@ def make_list_reader(element: Reader) -> Reader:
 def choose_reader(
     target: pa.DataType, samples: list[Any], name: str, binary: Callable[[pa.Array], pa.Array] = decode_base64
 ) -> Reader:
-    """Return a reader of a column of type `target`, chosen by samples.
+    """Return the reader of a column of type `target`; samples show how its values are encoded.
 
-    Numbers for moments count the units of `target`; `binary` decodes text for bytes.
+    A number for a moment counts units of `target`; `binary` decodes the text of a bytes column.
     """
     if pat.is_struct(target):
         inner = {
@@ -306,7 +309,7 @@ def choose_reader(
 
 
 def add_cast(inner: Reader, target: pa.DataType | None, name: str) -> Reader:
-    """Return a reader that casts to a target type, if there is one. Fields inside that are missing are NULL."""
+    """Return a reader that also casts to `target`, unless None. Missing inner fields are NULL."""
     if target is None or inner.target == target:
         return inner
 
@@ -318,6 +321,7 @@ def add_cast(inner: Reader, target: pa.DataType | None, name: str) -> Reader:
 
 
 def _parse_documents(texts: pa.Array, target: pa.DataType) -> pa.Array:
+    """Parse texts as values of a type."""
     return parse_column(pa.chunked_array([texts]), target).combine_chunks()
 
 
@@ -336,7 +340,7 @@ def _classify_samples(samples: list[Any]) -> str:
 def _choose_flat_reader(
     target: pa.DataType, kind: str, binary: Callable[[pa.Array], pa.Array]
 ) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]]:
-    """Return the wire type and the parser for a flat column."""
+    """Return the type that a flat column is parsed as, and the function that converts it."""
     text = kind == "text"
     if pat.is_null(target):  # Nothing declares the column, and no message of this call has a value in it.
         return target, _keep_column
@@ -373,13 +377,14 @@ def _keep_column(column: pa.Array) -> pa.Array:
 
 
 def _parse_booleans(numbers: pa.Array) -> pa.Array:
+    """Return numbers 0 and 1 as booleans; raise Unreadable for others."""
     if not pc.all(pc.and_(pc.greater_equal(numbers, 0), pc.less_equal(numbers, 1)), min_count=0).as_py():
         raise Unreadable("a boolean is a number other than 0 and 1")
     return numbers.cast(pa.bool_())
 
 
 def _build_counter(target: pa.DataType) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]]:
-    """Return the wire type and parser of days, or parts of a day, as numbers."""
+    """Return the parsed type and converter for dates and times of day that are sent as numbers."""
     if pat.is_date(target):
         return pa.int32(), lambda column: column.cast(pa.date32()).cast(target)
     wire = pa.int32() if pat.is_time32(target) else pa.int64()
@@ -387,6 +392,7 @@ def _build_counter(target: pa.DataType) -> tuple[pa.DataType, Callable[[pa.Array
 
 
 def _check_time_of_day(column: pa.Array) -> pa.Array:
+    """Return a column; raise Unreadable if a time of day is not within a day."""
     if pat.is_time(column.type):
         ticks = column.cast(pa.int32() if pat.is_time32(column.type) else pa.int64())
         last = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}[column.type.unit] - 1

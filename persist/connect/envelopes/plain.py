@@ -57,7 +57,7 @@ def plain(
     unchanged: Unchanged = "keep",
     on_error: OnError = "raise",
 ) -> Events:
-    """Read messages that are rows, as events or as rows.
+    """Read messages whose value is a row, as events or, without a key, as rows.
 
     See `Collection.upsert` and `Collection.write`.
 
@@ -114,7 +114,7 @@ def plain(
 def _make_deletions(
     messages: Messages, rows: np.ndarray, request: ReadOptions, row: pa.StructType, live: Changes
 ) -> tuple[Changes, list[Bad]]:
-    """Return deletions for messages without values, by the messages' own keys."""
+    """Return deletions of the keys of messages without a value, and the bad ones."""
     none = Changes(
         make_empty_rows(), np.zeros(0, np.bool_), pa.nulls(0, row), pa.nulls(0, row), None, _make_null_metadata(live, 0)
     )
@@ -142,11 +142,12 @@ def _make_deletions(
 
 
 def _make_null_metadata(live: Changes, count: int) -> dict[str, pa.Array]:
+    """Return `count` NULLs for each metadata column."""
     return {name: pa.nulls(count, column.type) for name, column in live.others.items()}
 
 
 def _quote_keys(keys: pa.Array, request: ReadOptions) -> pa.Array:
-    """Return keys as JSON. A key may be the bare text of a column."""
+    """Return keys as JSON: quotes bare text if the key is one column of text."""
     if len(request.key) != 1 or request.types is None or not pat.is_string(request.types[request.key[0]]):
         return keys
     escaped = pc.replace_substring(pc.replace_substring(keys, b"\\", b"\\\\"), b'"', b'\\"')

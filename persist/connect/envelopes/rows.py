@@ -36,14 +36,13 @@ ReaderFactory = Callable[[str, pa.DataType, list[object]], Reader]
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The plan for reading messages of one description.
+    """How messages with the same schema part are read.
 
     Attributes:
         places: the members of a message with rows; () if the message is the row.
         types: the columns of a row, by name.
-        how: makes the reader of a column from its name, its type and samples of its values.
-        paths: further values of a message: name and path.
-        path_types: the types of these.
+        how: returns the reader of a column for its name, its type and samples of its values.
+        paths, path_types: by name, the path of a further value of a message, and its type.
         listed: whether each place has an array of rows.
     """
 
@@ -55,7 +54,7 @@ class RowPlan:
     listed: bool = False
 
     def read(self, texts: pa.Array) -> pa.RecordBatch:
-        """Return a column of structs for each place (or "row"), and one for each path."""
+        """Return a struct column for each place of rows (or "row"), and a column for each path."""
         how = self._choose_readers(texts)
         whole = parse(texts, how.fields).to_struct_array().combine_chunks()
         columns = {place: how.rows.convert(_get_at_path(whole, (place,))) for place in self.places}
@@ -73,7 +72,7 @@ class RowPlan:
             return np.zeros(len(texts), np.bool_)
 
     def _choose_readers(self, texts: pa.Array) -> "_PieceReaders":
-        """Choose the readers of a piece by its samples."""
+        """Choose how a batch of messages is read, by samples of its values."""
         samples = decode_samples(texts)
         row_samples = (
             [row for place in self.places for row in list_values(samples, place)] if self.places else list(samples)
@@ -95,7 +94,7 @@ class RowPlan:
 
 @dataclass(frozen=True, slots=True)
 class _PieceReaders:
-    """Reads the columns, the row, the metadata and the fields of messages."""
+    """The readers of one row, of the rows at a place, and of metadata; the fields to parse."""
 
     row: Reader
     rows: Reader
@@ -104,13 +103,14 @@ class _PieceReaders:
 
 
 def _pick_members(whole: pa.StructArray, wire: pa.StructType) -> pa.StructArray:
+    """Return a struct with only the members that a type has."""
     if not len(wire.names):
         return pa.array([{}] * len(whole), pa.struct([]))
     return pa.StructArray.from_arrays([whole.field(name) for name in wire.names], fields=list(wire))
 
 
 def _nest_fields(wires: list[tuple[tuple[str, ...], pa.DataType]]) -> list[pa.Field]:
-    """Return a message's fields for types at paths."""
+    """Return the fields of a message type that has these types at these paths."""
     tops = dict.fromkeys(path[0] for path, _ in wires)
     fields = []
     for top in tops:
@@ -118,12 +118,13 @@ def _nest_fields(wires: list[tuple[tuple[str, ...], pa.DataType]]) -> list[pa.Fi
         whole = [t for path, t in inner_wires if not path]
         deeper = [(path, t) for path, t in inner_wires if path]
         if whole and deeper:
-            raise InvalidUsage(f"{top!r} is read as a whole and in parts: give the parts of it that are wanted, only.")
+            raise InvalidUsage(f"options read {top!r} and fields inside of it: name only the fields that you need.")
         fields.append(pa.field(top, whole[0] if whole else pa.struct(_nest_fields(deeper))))
     return fields
 
 
 def _get_at_path(whole: pa.Array, path: tuple[str, ...]) -> pa.Array:
+    """Return the column at a path inside of a struct column."""
     return pc.struct_field(whole, list(path))
 
 
@@ -150,7 +151,7 @@ def infer_row_types(texts: pa.Array, places: tuple[str, ...], listed: bool = Fal
 
 
 def _infer_message_types(texts: pa.Array, places: tuple[str, ...]) -> list[pa.StructType]:
-    """Return the inferred types of some messages, one by one if Arrow fails on all."""
+    """Return the inferred types of messages: one for all, or of each if Arrow fails on all."""
     try:
         return [pa.struct(list(parse(texts, None).schema))]
     except (Unreadable, pa.ArrowException, UnicodeDecodeError):
@@ -171,23 +172,24 @@ def _infer_message_type(text: bytes, places: tuple[str, ...]) -> pa.StructType |
     return inferred_type if pat.is_struct(inferred_type) else None
 
 
-def get_described_types(what: Described, logical: Mapping[str, Described]) -> dict[str, pa.DataType]:
-    """Return the types of the columns of a described row."""
-    return {n: make_reader(logical.get(n, f), None, [], n).target for n, f in what.fields.items()}
+def get_described_types(described: Described, logical: Mapping[str, Described]) -> dict[str, pa.DataType]:
+    """Return the type of each column of a row that Connect's schema describes."""
+    return {n: make_reader(logical.get(n, f), None, [], n).target for n, f in described.fields.items()}
 
 
-def make_reader_factory(what: Described | None, logical: Mapping[str, Described]) -> ReaderFactory:
-    """Return a function that chooses readers by a description and by `logical`.
+def make_reader_factory(described: Described | None, logical: Mapping[str, Described]) -> ReaderFactory:
+    """Return a function that chooses a column's reader by its description or samples.
 
-    Without either, an ambiguous value is refused.
+    `described`: the schema part, if there is one; `logical`: the user's types by column. With neither, an ambiguous
+    value raises Unreadable.
     """
 
     def how(name: str, target: pa.DataType, samples: list[object]) -> Reader:
         """Choose the reader of a column."""
-        description = logical.get(name) or (what.fields.get(name) if what is not None else None)
+        description = logical.get(name) or (described.fields.get(name) if described is not None else None)
         if description is not None:
             return make_reader(description, target, samples, name)
-        if what is None and (problem := explain_ambiguity(target, samples, name)):
+        if described is None and (problem := explain_ambiguity(target, samples, name)):
             raise Unreadable(problem)
         return choose_reader(target, samples, name)
 
@@ -195,7 +197,7 @@ def make_reader_factory(what: Described | None, logical: Mapping[str, Described]
 
 
 def explain_ambiguity(target: pa.DataType, samples: list[object], name: str) -> str | None:
-    """Return why samples of a column are ambiguous; None if they are not."""
+    """Return why samples can be read as `target` in several ways; None if they cannot."""
     if not samples:
         return None
     sent = "text" if isinstance(samples[0], str) else "numbers" if type(samples[0]) in (int, float) else ""
@@ -234,10 +236,10 @@ def merge_types(types: list[pa.DataType], name: str = "") -> pa.DataType:
     raise InvalidUsage(f"column {name!r} is {type_names} in different messages: give a schema that says which it is.")
 
 
-def replace_moments(t: pa.DataType) -> pa.DataType:
-    """Return an inferred type with text in place of moments."""
-    if pat.is_timestamp(t):
+def replace_moments(kind: pa.DataType) -> pa.DataType:
+    """Return a type with text in place of the moments that Arrow inferred."""
+    if pat.is_timestamp(kind):
         return pa.string()
-    if pat.is_struct(t):
-        return pa.struct([(f.name, replace_moments(f.type)) for f in t])
-    return pa.list_(replace_moments(t.value_type)) if pat.is_list(t) else t
+    if pat.is_struct(kind):
+        return pa.struct([(f.name, replace_moments(f.type)) for f in kind])
+    return pa.list_(replace_moments(kind.value_type)) if pat.is_list(kind) else kind

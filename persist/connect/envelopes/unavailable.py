@@ -45,9 +45,9 @@ _ARRAY = rf'{_UUID}|"Xw=="|{_95}\s*,\s*[0.]*{_95}\s*,\s*[0.]*1\.?0|true\s*(,\s*t
 def take_out_unavailable(
     groups: list[Group], place: str | None, request: ReadOptions
 ) -> tuple[list[Group], dict[int, list[str]]]:
-    """Replace placeholders by null; return the messages, and their columns with placeholders.
+    """Replace placeholders by null; return the messages, and by number the columns that had them.
 
-    `place` is where a message has its row; None if it is the row.
+    `place`: the member of a message that has its row; None if the message is the row.
     """
     cleaned_groups, unchanged = list[Group](), dict[int, list[str]]()
     for group in groups:
@@ -73,7 +73,7 @@ def take_out_unavailable(
 
 
 def refuse_unchanged(rows: np.ndarray, unchanged: Mapping[int, list[str]], where: Mask) -> Problem:
-    """Return the problem of messages whose placeholders cannot be filled."""
+    """Return the problem of changes in `where` whose columns have placeholders."""
     has_one = np.isin(rows, [*unchanged])
     return (
         has_one & where,
@@ -97,7 +97,7 @@ def make_unchanged_column(rows: np.ndarray, unchanged: Mapping[int, list[str]]) 
 
 
 def _unavailable_columns(text: bytes, place: str | None, request: ReadOptions) -> list[str]:
-    """Return the columns with a placeholder in a message."""
+    """Return the columns of a message's row that have a placeholder."""
     with suppress(ValueError, RecursionError):  # The reader reports the error.
         row = json.loads(text, parse_float=Decimal, parse_int=Decimal)
         row = row.get(place) if place is not None and isinstance(row, dict) else row
@@ -112,7 +112,7 @@ def _unavailable_columns(text: bytes, place: str | None, request: ReadOptions) -
 
 
 def _replace_with_nulls(text: bytes, place: str | None, names: list[str]) -> bytes:
-    """Return a message with null in some columns of its row. Other text stays."""
+    """Return a message in which some columns of its row are null."""
     with suppress(msgspec.DecodeError):  # The columns are left as they are in any case.
         message = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         row = message if place is None else msgspec.json.decode(message[place], type=dict[str, msgspec.Raw])
@@ -124,7 +124,7 @@ def _replace_with_nulls(text: bytes, place: str | None, names: list[str]) -> byt
 
 
 def _is_unavailable(value: Any) -> bool:
-    """Return whether a value is Debezium's mark of an unchanged, omitted value."""
+    """Return whether a value is a placeholder."""
     if isinstance(value, str):
         return value in _MARKS or (len(value) < 2 * len(_HSTORE) and value.replace(" ", "") == _HSTORE)
     if isinstance(value, dict):
@@ -141,6 +141,7 @@ def _is_unavailable(value: Any) -> bool:
 
 
 def _are_flags(value: Any) -> bool:
+    """Return whether a value is the placeholder of a boolean array."""
     return isinstance(value, list) and len(value) == len(_BYTES) and all(element is True for element in value)
 
 

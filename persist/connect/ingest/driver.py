@@ -41,7 +41,7 @@ FILLED = "ingest.collections"  # A property of the collection of moments: which 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """The result of a run: rows, commits with rows, and the upper of each collection."""
+    """The ingested rows, the commits with rows, and the upper of each collection."""
 
     source: str
     rows: int
@@ -61,12 +61,12 @@ def ingest(
     """Ingest a source exactly once, and continue with new rows; see `docs/use/ingest.md`.
 
     Args:
-        location: as of `persist.open`, or a client.
+        location: a folder or URL, as for `persist.open`, or a client.
         source: the URL of a source, the path of a TOML file that describes one, or a mapping with its contents.
         once: return when all present rows are ingested; otherwise continue until stopped.
         stop: when set, ends the loop after the current commit.
-        storage_options: of the location.
-        options: of the source, such as `collection="orders"`; they override the file.
+        storage_options: options for the store of the location.
+        options: options of the source, such as `collection="orders"`; they override the file.
 
     Raises:
         InvalidUsage: the source or an option is unknown, or rows of the source do not fit.
@@ -91,8 +91,8 @@ def _open_collections(client: Client, source: Source) -> dict[str, Collection]:
         return {target.name: _open_collection(client, target, source_properties) for target in targets}
     if moments in {target.name for target in targets}:
         raise InvalidUsage(
-            f"{source.name}: the collection {moments!r} is to hold moments, and something else gets "
-            "that name, too: choose another prefix"
+            f"{source.name}: moments are stored in the collection {moments!r}, and a table gets that name, too: choose "
+            "another prefix"
         )
     moments_collection = _open_collection(client, make_moments_target(moments, source.name), source_properties)
     moments_properties = {**source_properties, MOMENTS: moments_collection.handle.id}
@@ -136,7 +136,7 @@ def _open_collection(client: Client, target: Target, properties: Mapping[str, st
 
 
 def _commit_batches(source: Source, run: Run, moments: Moments | None) -> Ingested:
-    """Commit batches until the source ends or the run stops."""
+    """Commit batches until the source ends or the run stops; return what was ingested."""
     rows = commits = 0
     run.client.engine.count_also("ingest", lambda: {"rows": rows, "commits": commits})
     with (
@@ -166,7 +166,7 @@ def _commit_batches(source: Source, run: Run, moments: Moments | None) -> Ingest
 
 
 def _read_batches(source: Source, run: Run) -> Generator[Batch]:
-    """Yield batches; wait and retry while the source does not answer. The outage is stored in a collection."""
+    """Yield batches; store an outage in a collection, wait and retry while the source does not answer."""
     while True:
         try:
             yield from source.batches(run)
@@ -253,7 +253,7 @@ def load_source(source: "str | os.PathLike[str] | Mapping[str, Any] | Source", o
 
 
 def check_no_options(kind: str, options: Mapping[str, Any]) -> None:
-    """Raise InvalidUsage if options come with a configured object."""
+    """Raise InvalidUsage if options come with a source or sink object, which is already configured."""
     if options:
         raise InvalidUsage(f"the options {', '.join(options)} go with a URL or a file, and not with a {kind}")
 
@@ -261,11 +261,11 @@ def check_no_options(kind: str, options: Mapping[str, Any]) -> None:
 def parse_description(
     end: str, description: "str | os.PathLike[str] | Mapping[str, Any]", options: Mapping[str, Any], example: str
 ) -> tuple[str, dict[str, Any], str]:
-    """Return the URL of a source or sink, its options, and their place for errors.
+    """Return the URL of a source or sink, its options, and "the file …" or "the options" for errors.
 
     Args:
         end: "source" or "sink", the name of the option that has the URL.
-        options: override those of a file.
+        options: options that override the file's.
     """
     config: dict[str, Any] = {**description} if isinstance(description, Mapping) else {end: os.fspath(description)}
     where = "the options"
@@ -280,7 +280,7 @@ def parse_description(
 
 
 def parse_config(kind: type[T], config: Mapping[str, Any], where: str, end: str = "source") -> T:
-    """Return options as a struct of a kind; raise InvalidUsage for wrong ones."""
+    """Return options as a struct of class `kind`; raise InvalidUsage for wrong ones."""
     names = kind.__struct_fields__
     for name in config:
         if name not in names:
@@ -295,7 +295,7 @@ def parse_config(kind: type[T], config: Mapping[str, Any], where: str, end: str 
 
 
 def _explain_config_error(message: str, kind: type[msgspec.Struct], config: Mapping[str, Any]) -> str:
-    """Return a message of msgspec with the option's name and allowed values."""
+    """Return msgspec's error with the name of the wrong option and its allowed values."""
     text, _, path = message.partition(" - at `$.")
     if not path:
         return text.replace("Object missing required field", "they must say")

@@ -71,7 +71,7 @@ class FilesConfig(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file as its store lists it; `changed_s` is None if the version is an etag."""
+    """A file as its store lists it; `changed_s`: when it changed, or None if `version` is an etag."""
 
     path: str
     name: str
@@ -99,7 +99,7 @@ class Files(Source):
         self._is_pattern = any(mark in self._path for mark in "*?[")
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return the collections of rows and of files; the first file determines new types."""
+        """Return the collections of rows and of read files; the first file decides types of a new one."""
         config, marks = self.config, f"{self.config.collection}.files"
         if config.collection in client:
             timeline = client.load(config.collection).schema.timeline
@@ -156,7 +156,7 @@ class Files(Source):
             raise SourceUnavailable(f"{self.name} does not answer: {hide_passwords(str(error))}") from None
 
     def _new_target(self) -> Target:
-        """Define a new collection by the options and the first files with values."""
+        """Return the definition of a collection that is missing, from the options and first files."""
         config = self.config
         declared_types = {name: to_arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
         types, files_by_column = self._infer_types(declared_types)
@@ -191,7 +191,7 @@ class Files(Source):
         return Target(config.collection, key, value, config.keyed, config.timeline, properties=about)
 
     def _infer_types(self, declared_types: dict[str, pa.DataType]) -> tuple[dict[str, pa.DataType], dict[str, str]]:
-        """Return the types of all columns, and the file that determines each. Later files fill gaps."""
+        """Return the type of each column, and the file from which it was inferred."""
         types, files_by_column = dict(declared_types), dict[str, str]()
         with self._translate_errors():
             listed = [file for file in self._list_files() if file.size]
@@ -242,14 +242,14 @@ class Files(Source):
         return self.config.changed == "again"
 
     def _may_still_grow(self, file: SourceFile, run: Run) -> bool:
-        """Return whether a file changed less than `settle_s` ago."""
+        """Return whether a file changed less than `settle_s` ago, so that it may be incomplete."""
         if file.changed_s is None:
             return False
         age_s = run.client.engine.clock.wall_ms() / 1000 - file.changed_s
         return 0 <= age_s < self.config.settle_s
 
     def _make_batch(self, run: Run, file: SourceFile) -> Batch:
-        """Return the batch of a file; its rows are read when they are committed."""
+        """Return the batch of a file; its rows are read while they are committed."""
         collection = run.collections[self.config.collection]
         timeline, time = collection.schema.timeline, run.uppers[collection.name]
         if timeline is not None:
@@ -260,7 +260,7 @@ class Files(Source):
         return batch
 
     def _read_changes(self, collection: Collection, file: SourceFile, time: int, batch: Batch) -> Iterator[Change]:
-        """Yield the rows of a file, then its mark. Raises SourceMoved if the file changed meanwhile."""
+        """Yield the rows of a file, then the record that it was read; raise SourceMoved if it changed."""
         with self._translate_errors():
             if file.size:
                 rows = self._read_rows(collection, file, batch)
@@ -289,7 +289,7 @@ class Files(Source):
             raise misfits.make_error(file.path, batch.rows, MEND)
 
     def _plan_columns(self, collection: Collection, source: RowFile) -> RowColumns:
-        """Return the columns to read, after adding new ones to the collection if `drift` allows."""
+        """Return the columns to read; first add new ones to the collection if `drift` allows."""
         mark: Literal["_deleted"] | None = None if collection.handle.keyed is None else "_deleted"
         columns = RowColumns(collection.schema, DRIFT, mark, may_lack_values=True)
         types = columns.types | columns.optional_fields
@@ -332,7 +332,7 @@ class Files(Source):
         return replace(columns, schema=collection.schema, ignored=tuple(ignored))
 
     def _find_new_fields(self, source: RowFile, columns: RowColumns) -> dict[str, pa.DataType]:
-        """Return the types of new fields inside of columns, by path. Empty if they are refused."""
+        """Return types of a file's new inner fields, by path; none if `drift` refuses them."""
         nested = {name: kind for name, kind in columns.types.items() if pa.types.is_nested(kind)}
         if not nested or source.format == "csv" or self.config.drift == "refuse":
             return {}
@@ -367,7 +367,7 @@ class Files(Source):
 
 
 def _find_missing_fields(source: RowFile, schema: CollectionSchema) -> list[str]:
-    """Return the paths of fields inside of columns that a file lacks."""
+    """Return the paths of inner fields of columns that a file lacks."""
     nested = {name: kind for name, kind in zip(schema.names, schema.types, strict=False) if pa.types.is_nested(kind)}
     if not nested or source.format == "csv":
         return []
@@ -381,7 +381,7 @@ def _find_missing_fields(source: RowFile, schema: CollectionSchema) -> list[str]
 
 
 def _warn_of_repetition(collection: Collection, file: SourceFile, marks: Mapping[str, tuple[int, str]]) -> None:
-    """Warn of the effect of reading a changed file again."""
+    """Log what happens to rows of a changed file that is read again."""
     form, later = collection.handle.keyed, sum(name > file.name for name in marks)
     effect = "all of its rows are added once more"
     if form is not None:
@@ -391,12 +391,13 @@ def _warn_of_repetition(collection: Collection, file: SourceFile, marks: Mapping
 
 
 def _warn_of_nulls(source: RowFile, missing: list[str]) -> None:
+    """Log the columns that a file lacks, which are NULL."""
     if missing:
         logger.warning("%s does not have all columns, these are NULL: %s", source.name, ", ".join(missing))
 
 
 def _load_marks(marks: Collection) -> dict[str, tuple[int, str]]:
-    """Return the size and version of each file that was read, by name."""
+    """Return by name the size and version of each file that was read."""
     with marks.snapshot(columns=["file", "size", "version"]) as snapshot:
         table = snapshot.to_arrow()
     columns = [table[name].to_pylist() for name in ("file", "size", "version")]

@@ -39,7 +39,7 @@ def read_batches(stream: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _choose_exact(coarse: pa.Array, fine: pa.Array, name: str, row: int) -> pa.Array:
-    """Return a column in microseconds or nanoseconds: the one that loses nothing."""
+    """Return the column in microseconds, or in nanoseconds if only that loses nothing."""
     if coarse.type == fine.type:
         return coarse
     is_fine = is_far = False
@@ -57,6 +57,7 @@ def _choose_exact(coarse: pa.Array, fine: pa.Array, name: str, row: int) -> pa.A
 
 
 def _open_file(stream: Any, unit: str) -> Any:
+    """Open a Parquet file, with INT96 read in a unit."""
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(stream, coerce_int96_timestamp_unit=unit)

@@ -31,13 +31,13 @@ REASONS_MAX = 10
 
 @dataclass(frozen=True)
 class CastTable:
-    """The cast rows of a table, and by row number the reasons why rows do not fit."""
+    """The rows of a table in other types; `misfits`: by row number, why a row does not fit them."""
 
     table: pa.Table
     misfits: dict[int, str]
 
     def get_first(self, count: int) -> list[tuple[int, str]]:
-        """Return the first misfits, by row number."""
+        """Return the first misfits: (row number, reason)."""
         return [(row, self.misfits[row]) for row in sorted(self.misfits)[:count]]
 
 
@@ -80,7 +80,7 @@ def cast_rows(
 
 
 def keep_fitting(cast: CastTable) -> CastTable:
-    """Return a cast without the rows of misfits."""
+    """Return a cast table without the rows that do not fit."""
     if not cast.misfits:
         return cast
     keep = np.ones(len(cast.table), bool)
@@ -125,7 +125,7 @@ def cast_texts(column: pa.ChunkedArray, target_type: pa.DataType, name: str) -> 
 
 
 def get_wire_type(target_type: pa.DataType) -> pa.DataType:
-    """Return the type that a JSON value is read as, such as text for moments."""
+    """Return the type as which a value of a type is parsed from JSON, such as text for moments."""
     if pat.is_temporal(target_type) or pat.is_large_string(target_type) or target_type == JSON or is_bytes(target_type):
         return pa.string()
     if pat.is_float16(target_type):
@@ -140,7 +140,7 @@ def get_wire_type(target_type: pa.DataType) -> pa.DataType:
 
 
 def _get_parsed_type(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataType:
-    """Return the type that the texts of a column are parsed as."""
+    """Return the type of a column after its texts are parsed as `target_type`."""
     if is_flat(target_type):
         return source_type if not is_text(source_type) or pat.is_string(target_type) else target_type
     pairs = zip(list_inner_fields(source_type), list_inner_fields(target_type), strict=True)
@@ -148,7 +148,7 @@ def _get_parsed_type(source_type: pa.DataType, target_type: pa.DataType) -> pa.D
 
 
 def _parse_texts(array: pa.Array, natural: pa.DataType) -> pa.Array:
-    """Parse an array of texts, which has no offset."""
+    """Parse an array of texts as values of type `natural`."""
     if array.type == natural:
         return array
     if is_bytes(natural):

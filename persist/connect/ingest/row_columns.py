@@ -27,12 +27,12 @@ MARKS = {"_diff": pa.int64(), DELETED: pa.bool_()}
 
 @dataclass(frozen=True)
 class RowColumns:
-    """The columns that a reader of files fills in a collection.
+    """How the columns of a file fill the columns of a collection.
 
     Attributes:
         schema: of the collection.
-        remedy: advice about an extra column of the file, which replaces `{}`.
-        mark: a column that files may have, and collections do not: "_diff" of updates, "_deleted" of events.
+        remedy: advice for an unknown column of the file, whose name replaces `{}`.
+        mark: "_diff" if rows are updates, "_deleted" if they are events: files may have this column.
         time_column: the column with the times: "_time" of updates, another one of plain rows; None for no times.
         keys_only: read the key alone.
         may_lack_values: a value column that a file lacks is NULL; otherwise the file is refused.
@@ -51,7 +51,7 @@ class RowColumns:
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
-        """The columns to read, each with its type; times are int64."""
+        """The type of each column to read; the column of times is int64."""
         names = self.schema.key_names if self.keys_only else self.schema.names
         types = {name: self.schema.arrow.field(name).type for name in names}
         if self.time_column is not None:
@@ -60,13 +60,13 @@ class RowColumns:
 
     @property
     def declared_types(self) -> dict[str, pa.DataType]:
-        """The types of the columns as they are declared, and of the mark."""
+        """All types that a file may have: columns, JSON documents, and `_diff` or `_deleted`."""
         documents = {name: JSON for name in self.schema.json if name in self.types}
         return self.types | documents | self.optional_fields
 
     @property
     def optional_fields(self) -> dict[str, pa.DataType]:
-        """The optional column for a row's kind (`_diff` or `_deleted`), with its type."""
+        """The column that a file may have: `_diff` or `_deleted`, with its type; {} for none."""
         return {} if self.mark is None else {self.mark: MARKS[self.mark]}
 
     def list_required_names(self, *, is_deletion: bool = False) -> Collection[str]:
@@ -76,7 +76,7 @@ class RowColumns:
         return self.types
 
     def select_names(self, names: Sequence[str]) -> list[str]:
-        """Return the columns of a file to read, in its order."""
+        """Return which of a file's columns to read, in the order of the file."""
         return [name for name in names if name in self.types or name == self.mark]
 
     def check_names(self, names: Sequence[str], file: str) -> None:
@@ -91,12 +91,12 @@ class RowColumns:
             raise InvalidUsage(f"{file} has the column {self.explain_unknown_name(unknown[0])}.{hint}")
 
     def explain_unknown_name(self, name: str) -> str:
-        """Return the message for a field that is not a column, with a remedy."""
+        """Return a message: a field that is not a column, and a remedy."""
         remedy = self.remedy.format(name)
         return f"{name!r}, which the collection has not{did_you_mean(name, self.types) or ':'} {remedy}"
 
     def get_json_types(self, first: dict[str, Any]) -> dict[str, pa.DataType]:
-        """Return the types of fields to read. The file's first object decides how times are read."""
+        """Return the types of fields to parse; times are text if the first object has text."""
         types = dict(self.types)
         time = self.time_column
         if self._has_row_times(time) and isinstance(first.get(time), str):
@@ -112,7 +112,7 @@ class RowColumns:
         return keep_fitting(CastTable(self._add_null_columns(cast.table), cast.misfits))
 
     def _align_inner_fields(self, table: pa.Table) -> pa.Table:
-        """Return a table with the collection's inner fields if all others are ignored."""
+        """Return a table whose structs have the collection's fields, if other fields are ignored."""
         for at, name in enumerate(table.column_names):
             kind = self.types.get(name)
             if kind is not None and self.ignores_new_fields(name, table.schema.types[at]):
@@ -121,7 +121,7 @@ class RowColumns:
         return table
 
     def ignores_new_fields(self, name: str, kind: pa.DataType) -> bool:
-        """Return whether all new inner fields of a column are ignored."""
+        """Return whether the options ignore all inner fields that a column does not have."""
         return find_new_fields(name, kind, self.types[name]).keys() <= {*self.ignored}
 
     def _cast_column(self, column: pa.ChunkedArray, name: str, is_text: bool) -> tuple[pa.ChunkedArray, dict[int, str]]:
@@ -158,11 +158,11 @@ class RowColumns:
         return table
 
     def _has_row_times(self, name: str | None) -> TypeGuard[str]:
-        """Return whether a column has the times of rows, and is not stored itself."""
+        """Return whether a column has the times of rows, without being a column of the collection."""
         return name is not None and name == self.time_column and name not in self.schema.names
 
     def _check_times(self, table: pa.Table, misfits: dict[int, str]) -> None:
-        """Add the rows with a wrong time or diff to misfits."""
+        """Add rows with a sealed or NULL time, or a NULL diff, to misfits."""
         if self._has_row_times(self.time_column) and self.time_column in table.column_names:
             times = table[self.time_column]
             outside = pc.fill_null(pc.or_(pc.less(times, self.upper or 0), pc.greater(times, TIME_MAX)), True)
@@ -184,11 +184,12 @@ class RowColumns:
 def _cast_documents(
     piece: pa.ChunkedArray, name: str, cast: Callable[[pa.ChunkedArray, pa.DataType, str], pa.ChunkedArray]
 ) -> pa.ChunkedArray:
-    """Cast a column of JSON, whose values may be any JSON."""
+    """Return a column of JSON as text, after checking that each value is valid JSON."""
     documents = cast(piece, pa.string(), name)
     check_documents(documents, name)
     return documents
 
 
 def _find_rows(flags: pa.ChunkedArray) -> list[int]:
+    """Return the numbers of true rows."""
     return [int(row) for row in np.flatnonzero(flags.combine_chunks().to_numpy(zero_copy_only=False))]

@@ -56,7 +56,7 @@ def read_csv_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Ite
 def read_text_batches(
     file: RowFile, names: list[str], columns: list[str], skipped: Callable[[Any], str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of CSV as bytes, in blocks.
+    """Yield some columns of a CSV file as bytes, in batches.
 
     Args:
         names: of all columns.
@@ -89,7 +89,7 @@ def read_text_batches(
 
 
 class _QuoteChecker:
-    """A file of CSV that notes, while it is read, misplaced quotes and quotes that are not closed."""
+    """Passes on the bytes of a CSV file, and notes misplaced and unclosed quotes."""
 
     closed = False
     _BEFORE = np.isin(np.arange(256), [*b',\n\r"'])  # Also what follows: a second quote is one inside of a field.
@@ -101,7 +101,7 @@ class _QuoteChecker:
         self.are_odd = False
 
     def read(self, size: int = -1) -> bytes:
-        """Read bytes, and note unbalanced quotes."""
+        """Return the next bytes, and note wrong quotes in them."""
         data: bytes = self._stream.read(size)
         if not data:
             self.are_odd |= self._is_open
@@ -137,7 +137,7 @@ def _check_quotes(file: RowFile) -> None:
 
 
 class _RejectedRows:
-    """The rejected rows of a CSV file, with their reasons."""
+    """Collects the rejected rows of a CSV file, and finds their lines."""
 
     def __init__(self, file: RowFile, width: int) -> None:
         self._file = file
@@ -145,11 +145,12 @@ class _RejectedRows:
         self._why: dict[int, str] = {}
 
     def add(self, why: dict[int, str]) -> None:
+        """Add reasons by row number, up to a limit."""
         if len(self._why) < REASONS_MAX:
             self._why |= why
 
     def find_reasons(self, wrong_width: int) -> list[str]:
-        """Return the first reasons by line. Cost: reading the file up to the last of them."""
+        """Return the first reasons with line numbers. Cost: reading the file up to these lines."""
         first_reasons: list[str] = []
         record = 0
         remaining = min(REASONS_MAX, len(self._why) + wrong_width)
@@ -184,7 +185,7 @@ def read_header(file: RowFile) -> list[str]:
 
 
 def find_record_line(file: RowFile, column: str, matches: Callable[[str], bool]) -> int | None:
-    """Return the line of the first record whose column matches; None without one. Bad UTF-8 becomes surrogates."""
+    """Return the line of the first record whose field in `column` matches, or None."""
     at = read_header(file).index(column)
     records = _parse_records(file, "surrogateescape")
     return next((line for line, fields in records if len(fields) > at and matches(fields[at])), None)
@@ -204,6 +205,7 @@ def _parse_records(file: RowFile, errors: str = "replace") -> Iterator[tuple[int
 
 @contextmanager
 def _open_text(file: RowFile, errors: str = "replace") -> Iterator[io.TextIOWrapper]:
+    """Yield a CSV file as text, without a byte order mark."""
     csv.field_size_limit(FIELD_CHARS_MAX)
     with file.open_bytes() as stream:
         yield io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", errors=errors, newline="")

@@ -41,7 +41,7 @@ from persist.connect.ingest.row_formats import BLOCK_BYTES, MEND, RowFile, read_
 
 
 def read_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
-    """Yield the rows that fit, typed, in pieces whose sizes depend on nothing but the file."""
+    """Yield a file's fitting rows in the collection's types, in pieces that are equal at each run."""
     if file.format == "csv":
         yield from read_csv_pieces(file, columns, misfits)
     elif file.format == "json":
@@ -75,7 +75,7 @@ def check_unique_names(fields: pa.Schema | pa.DataType, file: str, path: str = "
 
 
 def _read_typed_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
-    """Yield the tables of a file that stores types; note misfits."""
+    """Yield the fitting rows of a file of Parquet or Arrow; count the others in `misfits`."""
     start = 0
     for batch in read_stored_batches(file):
         if not start:
@@ -111,7 +111,7 @@ def read_json_blocks(file: RowFile) -> Iterator[tuple[np.ndarray, pa.Array]]:
 
 
 def _load_first_object(file: RowFile) -> dict[str, Any]:
-    """Return the first object of JSON lines; {} if it is unreadable. Later readers report that."""
+    """Return the first object of JSON lines; {} if it is unreadable, which a later read reports."""
     try:
         _, texts = next(read_json_blocks(file), (None, [pa.scalar(b"{}")]))
         first = json.loads(texts[0].as_py())
@@ -150,7 +150,7 @@ def _read_json_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> I
 
 
 class _LineParser:
-    """Parses lines of JSON as rows of some columns."""
+    """Parses JSON lines as rows of some columns."""
 
     def __init__(self, wires: dict[str, pa.DataType], columns: RowColumns) -> None:
         self._fields = pa.schema(wires.items())
@@ -176,18 +176,19 @@ class _LineParser:
         return pa.table({name: self._restore_column(table[name], name) for name in table.column_names})
 
     def _restore_column(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-        """Return a column with its maps restored, if its type has maps."""
+        """Return a parsed column in which lists of entries are maps again."""
         kind = self._columns.types.get(name)
         if kind is None or not contains_map(kind):
             return column
         return pa.chunked_array([restore_maps(chunk, kind) for chunk in column.chunks])
 
     def find_suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        """Return bool[texts]: lines that look bad."""
         documents = encode_mixed_members(texts, self._columns.declared_types)
         return find_suspects(documents, self._fields) | self._find_incomplete(texts)
 
     def _find_incomplete(self, texts: pa.Array, table: pa.Table | None = None) -> npt.NDArray[np.bool_]:
-        """Return bool[texts]: lines that lack a column. With a parsed table, only rows with NULL are examined."""
+        """Return bool[texts]: lines that lack a required column."""
         lacking = np.ones(len(texts), np.bool_)
         if table is not None:
             needed = [table[name] for name in self._columns.list_required_names() if name in table.schema.names]
@@ -207,7 +208,7 @@ class _LineParser:
         return [name for name in self._columns.list_required_names(is_deletion=is_deletion) if name not in values]
 
     def explain(self, line: bytes, why: str) -> str:
-        """Return the reason why a line cannot be read. `why` is the parser's reason."""
+        """Return why a line cannot be read, in better words than the parser's reason `why`."""
         try:
             document = json.loads(line, object_pairs_hook=_refuse_duplicates)
         except _DuplicateField as twice:
@@ -255,10 +256,11 @@ def _parse_members(line: bytes) -> dict[str, bytes]:
 
 
 class _DuplicateField(ValueError):
-    pass
+    """A JSON object has a field twice."""
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's members as a dict; raise _DuplicateField if a name repeats."""
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:

@@ -1,4 +1,4 @@
-"""Files of rows: format by name, bytes, and Arrow readers for formats with types.
+"""Files of rows: finds the format by the name, opens the bytes, and reads formats that store types.
 
 A file that ends too early is refused. A compressed file has a checksum. A stream of Arrow has a mark at its end, and
 nothing may follow.
@@ -34,11 +34,11 @@ def get_format_by_name(name: str) -> tuple[str | None, str | None]:
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file of rows; `source` opens its bytes.
+    """A file of rows, its format and compression; `source` opens its stored bytes.
 
     Attributes:
-        path, name: of the file to read, and the name for messages. They differ for standard input, which is spooled to
-            a file.
+        path, name: the path of the file, and its name in messages. They differ for standard input, which is copied
+            to a file.
     """
 
     path: str
@@ -94,6 +94,7 @@ def read_stored_schema(file: RowFile) -> pa.Schema:
 
 
 def _read_arrow(stream: Any, file: RowFile) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of an Arrow file or stream; raise InvalidUsage if it was cut off."""
     watched = _ShortReadDetector(stream)
     reader = _open_arrow_reader(stream)
     if isinstance(reader, pa.ipc.RecordBatchFileReader):
@@ -110,7 +111,7 @@ def _read_arrow(stream: Any, file: RowFile) -> Iterator[pa.RecordBatch]:
 
 
 class _ShortReadDetector:
-    """A file that notes whether a read returned fewer bytes than requested."""
+    """Passes on reads, and notes whether the last one returned fewer bytes than requested."""
 
     closed = False
 

@@ -40,7 +40,7 @@ _OFFSET = r"(Z|z|[+-]\d\d:?(\d\d)?)$"
 
 
 def infer_types(file: RowFile, known_types: Mapping[str, pa.DataType] | None = None) -> dict[str, pa.DataType]:
-    """Return the types of a file's columns, some of which may be known. A column without values has the null type."""
+    """Return the type of each column of a file; the null type for a column without values."""
     known_types = known_types or {}
     if file.format == "csv":
         types = _infer_csv_types(file, known_types)
@@ -76,14 +76,14 @@ def _infer_csv_types(file: RowFile, known_types: Mapping[str, pa.DataType]) -> d
 
 
 class _TypeGuess:
-    """The types that fit all texts of a column so far."""
+    """Guesses the type of a column: the first candidate that fits all of its texts."""
 
     def __init__(self) -> None:
         self._candidates: list[pa.DataType] | None = None
         self._numbers = NumberGuess()
 
     def add(self, texts: pa.Array) -> None:
-        """Exclude types that do not fit some texts."""
+        """Exclude the candidates that do not fit some of the texts."""
         values = texts.drop_null().unique()
         if not len(values):
             return
@@ -113,11 +113,11 @@ class _TypeGuess:
 
     @property
     def kind(self) -> pa.DataType:
-        """The first type that fits all values; null without values."""
+        """The first type that fits all texts; null without values."""
         return pa.null() if self._candidates is None else next(iter(self._candidates), pa.string())
 
     def infer_type(self, name: str, file: RowFile) -> pa.DataType:
-        """Return the first type that fits all values, or null. Raises InvalidUsage for bad UTF-8."""
+        """Return `kind`, or an exact type for floats; raise InvalidUsage if no decimal fits them."""
         kind = self.kind
         if not pat.is_floating(kind):
             return kind
@@ -171,12 +171,12 @@ def _infer_json_schema(file: RowFile, known_types: Mapping[str, pa.DataType]) ->
 
 
 def _read_blocks(file: RowFile, known: Mapping[str, pa.DataType]) -> Iterator[tuple[Any, pa.Array]]:
-    """Yield lines as `read_json_blocks`, with JSON text for documents, and lists for maps."""
+    """Yield the lines of a file for inference, with JSON columns as text, and maps as lists."""
     return ((numbers, encode_mixed_members(texts, known)) for numbers, texts in read_json_blocks(file))
 
 
 def _guess_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:
-    """Return a schema with guessed types in place of Arrow's timestamps. Arrow loses their offsets."""
+    """Return a schema whose timestamps are guessed from text, because Arrow drops offsets."""
     wires = pa.schema([(field.name, get_wire_type(field.type)) for field in schema if not contains_null(field.type)])
     changed = [field for field in wires if field.type != schema.field(field.name).type]
     guesses: dict[tuple[str, int], _TypeGuess] = {}
@@ -193,7 +193,7 @@ def _guess_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:
 def _replace_moments(
     kind: pa.DataType, name: str, guesses: "Mapping[tuple[str, int], _TypeGuess]", leaves: Iterator[int]
 ) -> pa.DataType:
-    """Return a type with its timestamps replaced by guessed types."""
+    """Return a type whose timestamps are replaced by the guesses for them."""
     if pat.is_nested(kind):
         return replace_inner_types(
             kind, [_replace_moments(f.type, name, guesses, leaves) for f in list_inner_fields(kind)]
@@ -203,7 +203,7 @@ def _replace_moments(
 
 
 def _find_bad_line(texts: pa.Array, wires: pa.Schema, error: Exception) -> tuple[int, Exception]:
-    """Return the first line that cannot be read together with those before it, and its error."""
+    """Return the first line that cannot be parsed with the lines before it, and its error."""
     low, high = 0, len(texts)
     while low < high:
         middle = (low + high) // 2
@@ -216,12 +216,14 @@ def _find_bad_line(texts: pa.Array, wires: pa.Schema, error: Exception) -> tuple
 
 
 class _TypesDiffer(ValueError):
+    """Lines of a file have values of a column in types without a common one."""
+
     def __str__(self) -> str:
         return "column {!r} is {} and {}".format(*self.args)
 
 
 def _merge_types(first_type: pa.DataType, second_type: pa.DataType, path: str) -> pa.DataType:
-    """Return a type that has the values of both types; raise `_TypesDiffer` without one."""
+    """Return a type that holds the values of both types; raise `_TypesDiffer` without one."""
     if pat.is_null(first_type) or first_type == second_type:
         return second_type
     if pat.is_null(second_type):

@@ -34,11 +34,11 @@ RETRY_S = 600.0
 
 
 class Outage:
-    """Waits between attempts while a source or sink does not answer, at most `RETRY_S` each.
+    """Waits for the next attempt while a source or sink does not answer, `RETRY_S` at most for an outage.
 
     Args:
-        tell: a function that stores the problem in the location; called with None, it clears the problem.
-        once: raise the first problem, unless it passes soon.
+        tell: stores a problem in the location; None clears it.
+        once: raise a problem at once, unless it is `SourceBusy`.
     """
 
     def __init__(self, clock: Clock, tell: Callable[[Exception | None], None], *, once: bool) -> None:
@@ -48,12 +48,12 @@ class Outage:
         self._backoff: Backoff | None = None
 
     def end(self) -> None:
-        """Reset the backoff after an answer."""
+        """Note that the source or sink answered: the next outage begins with short waits."""
         self._backoff = None
         self._tell(None)
 
     def wait(self, problem: Exception) -> None:
-        """Store the problem and wait for the next attempt. Raises it if waiting is not allowed."""
+        """Store the problem, and wait for the next attempt; raise the problem after too long."""
         self._tell(problem)
         if self._once and not isinstance(problem, SourceBusy):
             raise problem
@@ -68,18 +68,18 @@ PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class StoredProperty(msgspec.Struct, frozen=True):
-    """A value that a source stores as the property `NAME` of a collection, as JSON."""
+    """A value that a source stores on a collection, as JSON, in the property `NAME`."""
 
     NAME: ClassVar[str]
 
     @classmethod
     def from_properties(cls, collection: Collection) -> Self | None:
-        """Return the stored value of a collection, or None."""
+        """Return the value that is stored on a collection, or None."""
         text = collection.about.properties.get(cls.NAME)
         return None if text is None else msgspec.json.decode(text, type=cls)
 
     def to_properties(self) -> dict[str, str]:
-        """Return the properties that store the value."""
+        """Return the property to store, by name."""
         return {self.NAME: msgspec.json.encode(self).decode()}
 
 
@@ -97,7 +97,7 @@ UNSENT: Any = object()  # A long value that an update leaves as it is, and the s
 
 
 def advise_copy(names: Iterable[str]) -> str:
-    """Return advice to copy collections again under their names."""
+    """Return text for errors: how to copy these collections again."""
     renames = "; ".join(f"persist rename LOCATION {name} {name}-before" for name in names)
     return f"To copy again and keep the history: {renames}; and give the same command again"
 
@@ -108,7 +108,7 @@ BEHIND = "ingest.behind"  # A property of one of them: how many bytes of the sou
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A collection that a source fills.
+    """A collection that a source fills, and how to create it.
 
     Attributes:
         key, value: columns and types of a new collection; an existing one keeps its own.
@@ -128,7 +128,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Rows for a collection: updates, or events if it is keyed; `time` is None if they have times."""
+    """Rows for a collection: updates, or events if it is keyed; `time`: of all rows, unless they have times."""
 
     collection: str
     rows: Any
@@ -137,19 +137,19 @@ class Change:
 
 @dataclass(slots=True)
 class Batch:
-    """The contents of one commit.
+    """The rows of one commit, and what it stores beside them.
 
     Attributes:
         changes: an iterator that is read while the commit is made; if it raises, nothing is committed.
         upper: all collections of the source are sealed to it; None if nothing is sealed yet.
         moments: pairs of a time and its moment in µs since 1970, ascending; the last time is upper - 1. Only sources
             whose times are positions fill it.
-        rows: how many rows the changes have; known after they were read.
-        is_durable: whether it was committed; the loop sets it.
+        rows: how many rows the changes have; correct after they were read.
+        is_durable: whether the batch was committed; set by the loop.
         since: by collection, the time before which its contents are not known.
         properties: by collection, the properties that this commit sets.
-        behind: how many bytes of the source are still to be read after it; None if that is not known.
-        targets: the collections that it needs; missing ones are created.
+        behind: how many bytes of the source are unread after this batch; None if unknown.
+        targets: further collections to create if they are missing.
     """
 
     changes: Iterable[Change]
@@ -165,15 +165,15 @@ class Batch:
 
 @dataclass
 class Run:
-    """The state of the loop that a source reads.
+    """The state of the loop that runs a source, as the source may read it.
 
     Attributes:
         collections: by name, the collections that the source fills.
-        once: end after all that the source has now was read.
+        once: the source ends when it has read all that exists now.
         stop: set when the source has to end.
         uppers: the upper of each collection, as this loop last saw it.
-        behind: how many bytes are still to be read, as stored with the collections.
-        outage: the waits while the source does not answer.
+        behind: how many bytes of the source are unread, as stored with the collections.
+        outage: waits while the source does not answer.
     """
 
     client: Client
@@ -188,27 +188,29 @@ class Run:
         uppers = {name: collection.upper.time for name, collection in self.collections.items()}
         for name, upper in uppers.items():
             if upper is None:
-                raise InvalidUsage(f"the collection {name!r} is sealed for ever, so nothing can flow in: take another")
+                raise InvalidUsage(
+                    f"the collection {name!r} is sealed for ever, so a source cannot write to it: choose another"
+                )
         self.uppers = {name: upper for name, upper in uppers.items() if upper is not None}
 
         self.outage = Outage(self.client.engine.clock, self._tell, once=self.once)
 
     def _tell(self, problem: Exception | None) -> None:
-        """Store a problem in a collection; None clears it. Nothing is written if the same problem is stored already."""
+        """Store a problem on the first collection, unless the same one is stored; None clears it."""
         handles = [self.first_handle]
         clear_failure(handles) if problem is None else store_failure(handles, problem)
 
     @property
     def first_handle(self) -> CollectionHandle:
-        """The collection in which problems of the source are stored."""
+        """The collection on which problems of the source are stored."""
         return self.collections[min(self.collections)].handle
 
 
 class Source(Protocol):
-    """A producer of batches.
+    """A source of batches for collections.
 
-    `batches` begins at the uppers of the collections. Positions of the source are times, or a collection that is sealed
-    with the others maps times to them.
+    `batches` continues at the uppers of the collections. So the times of commits are positions of the source, or a
+    further collection stores the position for each time.
 
     Attributes:
         name: for messages and logs, without secrets.

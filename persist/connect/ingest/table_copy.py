@@ -28,7 +28,7 @@ from persist.core.errors import Unavailable
 
 
 class CopyProgress(StoredProperty, frozen=True):
-    """The progress of a table's copy.
+    """How far a table was copied, as stored on its collection.
 
     Attributes:
         times: of its runs; the rows that a run copies have its time.
@@ -46,20 +46,20 @@ class CopyProgress(StoredProperty, frozen=True):
 
     @property
     def begin(self) -> int:
-        """The time of its first run."""
+        """The time of the first run of the copy."""
         return self.times[0]
 
     @property
     def reached(self) -> int:
-        """The time of its last run."""
+        """The time of the last run of the copy."""
         return self.times[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A position in a server's log, at which a run reads tables.
+    """A position in the server's log, and a connection that reads tables as of it.
 
-    `reading` is a connection that reads as of it; `properties` are what the very first run stores in collections.
+    `properties`: by collection, what the first run stores; `open_point(is_new=True)` begins the first run.
     """
 
     time: int
@@ -69,20 +69,20 @@ class Point:
 
 
 class Server(Protocol):
-    """Queries on a server for a copy. `table` is the name of a collection."""
+    """The queries that a copy sends to a server. `table` is the name of a collection."""
 
     def open_point(self, *, is_new: bool) -> AbstractContextManager[Point]:
-        """Open a point of the log. `is_new`: the first run, from whose point on changes are followed."""
+        """Open a snapshot of the server at a position of its log."""
 
     def read_pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
-        """Yield rows after a key, in key order, with the last key of each piece."""
+        """Yield rows with keys after `after`, in key order, with the last key of each piece."""
 
     def find_key(self, table: str) -> Sequence[str]:
         """Return the key columns of a table; [] without a key."""
 
 
 def drop_unfinished(source: Source, client: Client, target: Target) -> None:
-    """Drop a target's collection if its interrupted copy cannot be continued."""
+    """Drop a collection whose interrupted copy cannot be continued: no key, or other columns."""
     if target.name not in client or (collection := client.load(target.name)).upper.time:
         return
     properties = collection.about.properties
@@ -95,7 +95,7 @@ def drop_unfinished(source: Source, client: Client, target: Target) -> None:
 
 
 class Copy:
-    """Copies tables into collections; seals these after the last piece, to the upper of the other collections."""
+    """Copies tables into new collections, and then seals these to the upper of the other collections."""
 
     def __init__(self, server: Server, tables: Sequence[str], run: Run) -> None:
         self._server = server
@@ -118,7 +118,7 @@ class Copy:
         yield Batch((), upper, 0, moments, since=since)
 
     def _copy_tables(self) -> Iterator[Batch]:
-        """Yield the rows of all tables at one point of the source."""
+        """Yield the rows of all tables that are not copied yet, as of one snapshot."""
         is_new = self._is_first and not any(self._copied.values())
         with self._server.open_point(is_new=is_new) as point:
             if is_new and point.properties:
@@ -127,7 +127,7 @@ class Copy:
                 yield from self._copy_table(point, name)
 
     def _copy_table(self, point: Point, name: str) -> Iterator[Batch]:
-        """Yield the rows of a table that are not copied yet."""
+        """Yield the rows of a table after the last copied key."""
         copied, key = self._copied[name], self._server.find_key(name)
         if copied is not None and copied.is_done:
             return

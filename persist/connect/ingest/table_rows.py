@@ -27,7 +27,7 @@ Typed = Callable[[list[Any], pa.DataType, str], pa.Array]  # Values as they came
 
 
 class Piece(StoredProperty, frozen=True):
-    """The committed part of an unsealed transaction: its number of changes and truncates."""
+    """How many changes and truncates of a large transaction are committed, before its end."""
 
     NAME = "ingest.piece"
 
@@ -38,19 +38,17 @@ class Piece(StoredProperty, frozen=True):
 
 @dataclass(eq=False)
 class TableRows:
-    """The uncommitted changes of one table, in order.
-
-    A table with a key produces events: a new row, or a deleted key. Any other produces updates.
+    """The uncommitted changes of one table, in order: events if it has a key, or else updates.
 
     Attributes:
         table: its name, for errors.
         types: the Arrow type of each column, in the order of the values of a row.
         key: the columns that identify a row; empty without a key.
         begin: changes up to this time are in the copy of the table.
-        reached: contents before this time are unknown: a row that was changed before it may be missing in the copy.
+        reached: the last time of the copy. A row that was changed before it may be missing in the copy.
         typed: the function that makes an array of a type from values.
-        piece: the part of an unsealed transaction that the collection has; as many of its changes are skipped.
-        place: returns the server's name for the transaction of a time.
+        piece: how many changes of an unsealed transaction the collection has; these are skipped.
+        place: returns the server's name for the transaction of a time, for errors.
         refresh: is called before rows become columns; it may set other `types`.
     """
 
@@ -78,11 +76,11 @@ class TableRows:
         return len(self._rows)
 
     def has_part_of_transaction(self, time: int) -> bool:
-        """Return whether the collection already has a part of a transaction."""
+        """Return whether a part of the transaction of a time is committed already."""
         return self.piece.time == time and self.piece != Piece(time)
 
     def take(self, old: list[Any] | None, new: list[Any] | None, time: int, is_key: bool) -> None:
-        """Add a change, unless the collection has it already.
+        """Add a change, unless it is in the committed part of its transaction.
 
         An insert, or an update with the same key, has no old row. A delete has no new row.
         """
@@ -108,14 +106,14 @@ class TableRows:
             self._add_change(old_key, time, True)
 
     def truncate(self, time: int) -> bool:
-        """Drop the changes of a time; return whether the truncate is new."""
+        """Drop the changes of a time; return False if an earlier process committed this truncate."""
         piece = self._seen if self._seen.time == time else Piece(time)
         self._seen = Piece(time, piece.changes, piece.truncates + 1)
         self._keep_first(bisect_left(self._times, time))
         return self.piece.time != time or self._seen.truncates > self.piece.truncates
 
     def mark_piece_committed(self) -> Piece:
-        """Mark the changes of the transaction so far as committed; return their numbers."""
+        """Count the changes of the current transaction as committed; return the counts."""
         self.piece = self._seen
         return self.piece
 
@@ -131,7 +129,7 @@ class TableRows:
             yield pa.concat_tables(tables)
 
     def _read_removed_rows(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
-        """Yield a removal for each batch of sealed and unsealed rows."""
+        """Yield the rows that remove each batch of sealed and unsealed rows."""
         columns = self.key or self.names
         with open_snapshot(collection, upper, self.reached, columns=columns) as snapshot:
             for batch in snapshot.to_batches():
@@ -158,9 +156,9 @@ class TableRows:
         return pa.table(columns)
 
     def take_before(self, collection: Collection, upper: int, until: int) -> pa.Table | None:
-        """Remove and return the changes before a time, as events or updates; or None.
+        """Remove and return the changes before time `until`; None without changes.
 
-        The collection has what came before `upper`.
+        `upper`: the collection has all changes before it.
         """
         count = bisect_left(self._times, until)
         if not count:
@@ -181,7 +179,7 @@ class TableRows:
         self._partial = {at: key for at, key in self._partial.items() if at < count}
 
     def _make_table(self, collection: Collection, upper: int) -> pa.Table:
-        """Return all changes as a table, with unsent values filled in."""
+        """Return all changes as a table; values that the server did not send are looked up."""
         absent = self._fill_unsent() if self._partial else {}
         columns: dict[str, Any] = {}
         for name, values in zip(self.names, zip(*self._rows, strict=True), strict=True):
@@ -210,18 +208,19 @@ class TableRows:
             raise
 
     def _add_change(self, row: list[Any], time: int, is_gone: bool) -> None:
-        """Add a row, or its deletion, at a time."""
+        """Add a row, or its deletion if `is_gone`, at a time."""
         self._rows.append(row)
         self._times.append(time)
         self._signs.append(is_gone)
 
     def _get_key(self, row: list[Any]) -> tuple[Any, ...]:
+        """Return the values of a row's key columns."""
         return tuple([row[at] for at in self._key_at])
 
     def _fill_unsent(self) -> dict[int, Key]:
-        """Copy unsent values from earlier changes; return keys of rows that still lack some.
+        """Copy values that the server did not send from earlier changes of the same row.
 
-        Each row is returned with the key that it had before all changes here, because changes may have changed its key.
+        Returns the rows that still lack values, each with the key that it had before all of these changes.
         """
         last, absent = dict[Key, int](), dict[int, Key]()
         for at, row in enumerate(self._rows):
@@ -241,10 +240,9 @@ class TableRows:
     def _look_up_unsent(
         self, collection: Collection, upper: int, absent: Mapping[int, Key], columns: dict[str, Any]
     ) -> list[int]:
-        """Fill unsent values from the collection; return the rows to leave out.
+        """Fill values that the server did not send from the collection; return rows to leave out.
 
-        A row is left out if the collection lacks the row that it changes: before `reached`, that was deleted or copied
-        later.
+        A change is left out if the collection lacks its row because that was deleted or copied again before `reached`.
         """
         values = zip(self.key, zip(*absent.values(), strict=True), strict=True)
         keys = pa.table(
@@ -276,7 +274,7 @@ class TableRows:
         return unknown
 
     def _check_unknown(self, collection: Collection, row: int, origin: Key) -> None:
-        """Raise InvalidUsage unless a copy has a later state of an unknown row."""
+        """Raise InvalidUsage if a row is unknown that the copy should have."""
         if self._times[row] <= self.reached and self._get_key(self._rows[row]) == origin:
             return
         long = ", ".join(name for name, value in zip(self.names, self._rows[row], strict=True) if value is UNSENT)
@@ -289,7 +287,7 @@ class TableRows:
 
 
 def _find_last_rows(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Array:
-    """Return int64[rows]: the last row with the same key in others, or NULL."""
+    """Return int64[rows]: for each row, the last row of `others` with its key, or NULL."""
     names = [f"{at}" for at in range(len(key))]
     numbered = rows.select(key).rename_columns(names).append_column("row", make_int64_array(np.arange(len(rows))))
     right = others.select(key).rename_columns(names).append_column("at", make_int64_array(np.arange(len(others))))
@@ -312,7 +310,7 @@ def read_unsealed(collection: Collection, columns: list[str], upper: int) -> Ite
 
 
 def open_snapshot(collection: Collection, upper: int, reached: int, *, columns: list[str] | None = None) -> Snapshot:
-    """Open a snapshot of the present contents; others can read them from `reached` on."""
+    """Open a snapshot of a collection just before `upper`, or at `reached` while it is copied."""
     if upper > reached:
         return collection.snapshot(upper - 1, columns=columns)
     handle = collection.handle.newest()

@@ -87,7 +87,7 @@ class Tables(Source):
         self._table = _Delta(place, config) if kind == "delta" else _Iceberg(place, config)
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return the collections of rows and versions; the first version determines types of a new one."""
+        """Return the collections of rows and versions; the first version decides a new one's types."""
         name, timeline = self.config.collection, self.config.timeline
         if name in client:
             timeline = client.load(name).schema.timeline or ""
@@ -142,7 +142,7 @@ class Tables(Source):
         return at[-1] + 1
 
     def _follow_columns(self, collection: Collection, before: Version | None, version: Version) -> None:
-        """Evolve a collection to the columns of a version, exactly once."""
+        """Give a collection the columns of a version, unless it was done before."""
         if collection.about.properties.get(FOLLOWED) == str(version.number):
             return
         now = self._table.load_columns(version)
@@ -194,9 +194,9 @@ class Tables(Source):
     def _diff_inner_fields(
         self, collection: Collection, columns_before: Columns, now: Columns, before: Version | None, version: Version
     ) -> Iterator[dict[str, Any]]:
-        """Yield the changes of fields inside of each column, as arguments of `evolve`.
+        """Yield arguments of `evolve` for changes of fields inside of columns.
 
-        Fields that only the collection has stay.
+        Fields that the table never had stay.
         """
         numbers = {} if before is None else self._table.load_inner_ids(before)
         new_numbers = self._table.load_inner_ids(version)
@@ -249,7 +249,7 @@ class Tables(Source):
 
 
 class _Delta:
-    """A table of Delta, by its own library."""
+    """A table of Delta, read by the package deltalake."""
 
     def __init__(self, place: str, config: TablesConfig) -> None:
         self._library = require_package("deltalake>=1.6")
@@ -273,7 +273,7 @@ class _Delta:
         return {}
 
     def read_changes(self, before: Version | None, version: Version) -> Signed:
-        """Yield (sign, rows) that a version added or removed. They have its columns."""
+        """Yield (sign, rows): 1 for added rows, -1 for removed ones, in the columns of `version`."""
         try:
             if before is not None and self._has_feed(version.number):
                 yield from self._read_feed(version.number)
@@ -295,13 +295,14 @@ class _Delta:
             raise InvalidUsage(self._format_error("opened", version, error)) from error
 
     def _has_feed(self, version: int) -> bool:
-        """Return whether a version has a change feed."""
+        """Return whether the change feed is enabled at a version."""
         return (
             str(self._open_version(version).metadata().configuration.get("delta.enableChangeDataFeed")).lower()
             == "true"
         )
 
     def _read_feed(self, version: int) -> Signed:
+        """Yield (sign, rows) of the change feed of a version."""
         for batch in pa.RecordBatchReader.from_stream(self._open_version(version).load_cdf(version, version)):
             batch = batch.cast(pa.schema([_simplify_field(field) for field in batch.schema]))
             kind = batch.column("_change_type")
@@ -318,6 +319,7 @@ class _Delta:
         return {fragment.path: (dataset, fragment) for fragment in dataset.get_fragments()}
 
     def _format_error(self, done: str, version: int | None, error: object) -> str:
+        """Return the message for an error of the library, without colours."""
         at = "" if version is None else f" at version {version}"
         error = " ".join(_COLOURS.sub("", str(error)).split()).removesuffix(" .")
         return (
@@ -405,16 +407,18 @@ class _Iceberg:
             ) from None
 
     def _get_schema(self, table: Any, version: Version) -> Any:
+        """Return the schema of a snapshot."""
         snapshot = table.snapshot_by_id(version.number)
         return table.schemas()[snapshot.schema_id] if snapshot.schema_id is not None else table.schema()
 
     def _list_tasks(self, table: Any, version: Version) -> dict[Any, Any]:
-        """Return the files of a version, by path and delete files."""
+        """Return the scans of the data files of a version, by path and delete files."""
         tasks = table.scan(snapshot_id=version.number).plan_files()
         return {(task.file.file_path, frozenset(f.file_path for f in task.delete_files)): task for task in tasks}
 
 
 def _select_new_tasks(some: Mapping[Any, Any], others: Mapping[Any, Any]) -> list[Any]:
+    """Return the scans that `others` lacks."""
     return [task for name, task in some.items() if name not in others]
 
 
@@ -431,13 +435,14 @@ def _load_last_version(versions: Collection) -> Version | None:
 
 
 def _read_inner_ids(kind: pa.DataType) -> Iterator[int]:
+    """Yield the field ids inside of a nested type."""
     for child in list_inner_fields(kind) if pt.is_nested(kind) else ():
         yield int(child.metadata[b"PARQUET:field_id"])
         yield from _read_inner_ids(child.type)
 
 
 def _simplify_field(field: pa.Field) -> pa.Field:
-    """Return a field with 32-bit offsets and without views."""
+    """Return a field whose type has 32-bit offsets in place of 64-bit ones and views."""
     kind = field.type
     if pt.is_large_string(kind) or pt.is_string_view(kind):
         kind = pa.string()
@@ -451,7 +456,7 @@ def _simplify_field(field: pa.Field) -> pa.Field:
 
 
 def _make_updates(batch: pa.RecordBatch, schema: pa.Schema, sign: int, time: int) -> pa.RecordBatch:
-    """Return rows as updates at a time with a diff. Missing columns are NULL."""
+    """Return rows as updates with a time and a diff. Missing columns are NULL."""
     names = {*batch.schema.names}
     columns = [
         cast_column(

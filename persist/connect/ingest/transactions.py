@@ -34,14 +34,14 @@ Position = Callable[[], Mapping[str, Mapping[str, str]]]
 
 
 class Transactions:
-    """The transactions that were read and are not committed yet, and the state of the current one.
+    """Collects the transactions of a server into batches; one transaction is open at a time.
 
     Attributes:
         upper: all transactions before this time are committed.
         done: all transactions before this time have been read.
         time, moment_us: of the current transaction, which is being read.
-        is_known: whether that transaction was committed before.
-        is_inside: whether its end was not read yet.
+        is_known: whether the current transaction was committed before.
+        is_inside: whether the end of the current transaction was not read yet.
         place: returns the server's name for the transaction of a time, for errors.
 
     Args:
@@ -98,7 +98,7 @@ class Transactions:
         typed: Typed,
         refresh: Callable[[], None] | None = None,
     ) -> TableRows:
-        """Return the rows that collect the changes of a table with these columns."""
+        """Return the object that collects changes of a table; make it again for new columns."""
         rows = self._rows.get(name)
         if rows is not None and [*rows.types.items()] == [*types.items()]:
             return rows
@@ -123,7 +123,7 @@ class Transactions:
         inner: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> None:
-        """Change the columns of a collection as its table did, with some properties.
+        """Change the columns of a collection as its table did, and set properties.
 
         `inner` has changes of fields inside of columns, by their paths.
         """
@@ -147,11 +147,11 @@ class Transactions:
         logger.warning("%s has other columns from here on: %s", table, changes)
 
     def find_rows(self, name: str) -> TableRows | None:
-        """Return the rows that collect changes of a collection, or None."""
+        """Return the object that collects changes of a collection, or None."""
         return self._rows.get(name)
 
     def begin(self, time: int, moment_us: int) -> Iterator[Batch]:
-        """Begin the transaction of a time. Yields the batches that must be sealed before it."""
+        """Begin the transaction of a time; first yield batches that seal earlier times of a copy."""
         while (reached := self._find_first_unsealed(time)) is not None:
             # Rows that were copied again at that time count from there on, so it is sealed first.
             self.done = reached + 1
@@ -162,13 +162,13 @@ class Transactions:
         self.is_known, self.is_inside = time < self.upper, True
 
     def take(self, rows: TableRows, old: list[object] | None, new: list[object] | None, *, is_key: bool) -> None:
-        """Add a change of a table, unless it is committed already."""
+        """Add a change to its table, unless the copy or a commit has it already."""
         if not self.is_known and self.time > rows.begin:
             rows.take(old, new, self.time, is_key)
             self._count += 1
 
     def commit(self) -> Iterator[Batch]:
-        """End the transaction; yield a batch if enough changes wait."""
+        """End the open transaction; yield a batch if enough changes wait."""
         self.is_inside = False
         if not self.is_known:
             self.done = self.time + 1
@@ -178,12 +178,12 @@ class Transactions:
             yield self.make_batch(self.done)
 
     def seal_earlier(self) -> Iterator[Batch]:
-        """Commit and seal all transactions before the current one."""
+        """Yield a batch of all transactions before the open one, which seals their times."""
         if self.done > self.upper:
             yield self.make_batch(self.done)
 
     def commit_piece(self) -> Iterator[Batch]:
-        """Commit a part of a large transaction, without a seal."""
+        """Yield a batch of a part of the open transaction, without a seal, if the part is large."""
         yield from self.seal_earlier()
         if self.is_full:
             tables = self._take_tables(self.time + 1)
@@ -229,13 +229,13 @@ class Transactions:
         return self._make_batch(tables, upper, moments, self._position())
 
     def note_quiet_until(self, time: int, moment_us: int) -> None:
-        """Note that no more transactions come before a time, and that this was known at a moment."""
+        """Note that no transaction before `time` is still to come, as known at a moment."""
         if time > self.upper and (not self._moments or self._moments[-1][0] < time - 1):
             self._moments.append((time - 1, moment_us))
         self.done = max(self.done, time)
 
     def _take_tables(self, upper: int) -> dict[str, pa.Table]:
-        """Return the rows of each collection before a time, and forget them."""
+        """Remove and return the rows of each collection before a time."""
         tables = {
             name: rows.take_before(self._run.collections[name], self.upper, upper)
             for name, rows in self._rows.items()
@@ -250,12 +250,13 @@ class Transactions:
         moments: Sequence[tuple[int, int]],
         properties: Mapping[str, Mapping[str, str]],
     ) -> Batch:
+        """Return a batch of these rows."""
         changes = [Change(name, rows) for name, rows in taken.items()]
         rows = sum(map(len, taken.values()))
         return Batch(changes, upper, rows, moments, properties=properties, behind=self._behind())
 
     def _find_first_unsealed(self, time: int) -> int | None:
-        """Return the first unsealed time of a copy before a time, or None."""
+        """Return the least unsealed time of a copy that is before a time, or None."""
         times = [at for copied in self._copied.values() for at in copied.times if self.upper <= at < time]
         return min(times, default=None)
 
@@ -264,13 +265,13 @@ BACK_US_MIN = 1_000_000  # Clocks of several processors and processes differ by 
 
 
 def make_moments_target(name: str, source: str) -> Target:
-    """Return the target that maps a source's moments to times."""
+    """Return the collection that maps moments to times of a source."""
     comment = f"at which moment each time of {source} was"
     return Target(name, {MOMENT: MOMENT_TYPE, TIME: pa.int64()}, {}, False, None, comment)
 
 
 class Moments:
-    """Makes rows that map moments to times. Moments never go back."""
+    """Makes the rows that map moments to times, so that moments never decrease."""
 
     def __init__(self, collection: Collection) -> None:
         self._name = collection.name
@@ -280,7 +281,7 @@ class Moments:
                 self._last_us = max(snapshot.to_arrow()[MOMENT].cast(pa.int64()).to_pylist(), default=-1)
 
     def change(self, moments: Sequence[tuple[int, int]]) -> Change:
-        """Return the rows for (time, moment in µs since 1970), in ascending order."""
+        """Return the rows for ascending pairs of time and moment in µs since 1970."""
         times, source_us = np.array(moments, np.int64).T
         moments_us = np.maximum.accumulate(source_us.clip(min=self._last_us + 1))
         back_us = int((moments_us - source_us).max())

@@ -2,9 +2,8 @@
 
     spark = persist.spark.catalog(SparkSession.builder, "s3://bucket/prefix")
 
-The catalog is a Java class (`jvm/PersistCatalog.java`), which cannot read logs, parts and schemas. It calls the planner
-of this module, through Py4J. So only Python plans, and a table is read by the plan that `persist.spark.snapshot` makes,
-with Spark's own operators.
+The catalog is a Java class (`jvm/PersistCatalog.java`), which cannot read logs and parts. It calls `Planner` here, by
+Py4J. So Python plans all reads: Spark replaces a table by the plan of `persist.spark.snapshot`.
 
     JVM                                     this module
     SHOW TABLES, DESCRIBE                   names, describe
@@ -14,8 +13,8 @@ with Spark's own operators.
     DELETE, UPDATE, MERGE                   apply: Spark computes which records go and come; tasks write both
     CREATE, ALTER, DROP                     create, alter, drop, rename
 
-Each query fixes the time of a table when Spark loads the table. A row-level operation is refused if the collection was
-sealed further between this and the commit. So it never overwrites an update of another writer.
+Spark loads a table once for each query, and this fixes the time of its contents. A DELETE, UPDATE or MERGE is refused
+if another writer has sealed the collection after that. So it never overwrites an update of another writer.
 
 A driver without Python (`spark-sql`, Spark Connect) starts this module as a process; see `jvm/Python.java`.
 """
@@ -80,7 +79,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def catalog(
     spark: Any, location: str, *, name: str = "persist", storage_options: Mapping[str, Any] | None = None
 ) -> SparkSession:
-    """Make the collections of a location tables of a catalog of Spark SQL; return the session.
+    """Add a catalog to a session, whose tables are the collections of a location; return the session.
 
     `persist.shop.orders` is then the collection `shop.orders`, in SQL and in `spark.table`, `df.writeTo` and so on.
 
@@ -123,14 +122,14 @@ def catalog(
 
 
 def register_planner(context: SparkContext) -> None:
-    """Let the JVM of a driver call the planner of this process."""
+    """Let the JVM of a driver call this process to plan tables of catalogs."""
     gateway: Any = context._gateway
     ensure_callback_server_started(gateway)
     gateway.jvm.dev.persist.spark.Python.register(_Callbacks())
 
 
 class _Callbacks:
-    """The Java interface `Planner`, for tables of catalogs."""
+    """Implements the Java interface `Planner`, which the JVM calls for tables of catalogs."""
 
     def call(self, name: str, arguments: str, session: Any, frame: Any, where: Any = None) -> Any:
         """Return the answer to one call of the JVM; see `jvm/Planner.java`."""
@@ -141,6 +140,7 @@ class _Callbacks:
 
 
 def _answer(name: str, frame: Any, where: Any, spark: SparkSession, options: dict[str, Any]) -> Any:
+    """Call the method of `Planner` that the JVM names; `frame` and `where` are its Java arguments."""
     location = resolve_for_tasks(options.pop("location"))
     storage = options.pop("storage") | _STORAGE.get(location, {})
     planner = Planner(spark, location, storage)
@@ -153,7 +153,7 @@ def _answer(name: str, frame: Any, where: Any, spark: SparkSession, options: dic
 
 
 class Planner:
-    """The answers to the calls of a catalog; `options` are the arguments of each call."""
+    """Answers the calls of the JVM for one location; `options` are the arguments of a call."""
 
     def __init__(self, spark: SparkSession, location: str, storage: Mapping[str, Any]) -> None:
         self._spark, self._location, self._storage = spark, location, dict(storage)
@@ -164,7 +164,7 @@ class Planner:
             return engine.names()
 
     def describe(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the schema and the time of a table, and its properties; None without a collection."""
+        """Return a table's schema, time and properties; None for a missing collection."""
         with read_engine(self._location, self._storage) as engine:
             try:
                 handle = load_handle(engine, options["name"])
@@ -189,7 +189,7 @@ class Planner:
             }
 
     def read(self, name: str, options: Mapping[str, Any]) -> DataFrame | None:
-        """Return the rows of a collection as of the time of its table; None if the JVM has to read."""
+        """Return a collection as of its table's time; None if the JVM has to call `read` instead."""
         with self._open_collection(options) as (at, _, schema):
             if options["as_of"] is None:
                 return self._make_empty_frame(schema) if name == "read" else None
@@ -197,7 +197,7 @@ class Planner:
             return answer(planned, name, self._spark, options)
 
     def changes(self, options: Mapping[str, Any]) -> DataFrame:
-        """Return the updates in a range of times, one row per record and time."""
+        """Return the updates in a range of times, with the columns that CHANGES adds."""
         with self._open_collection(options) as (at, handle, schema):
             start, until = _resolve_range(handle, options)
             if start >= until:
@@ -230,7 +230,7 @@ class Planner:
         return {"path": self._location, "collection": options["name"], **storage}
 
     def insert(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
-        """Add rows to a collection at the time of the commit; to a keyed one, as events."""
+        """Append rows to a collection, by default at the time of the commit; to a keyed one, as events."""
         named = self._parse_write_options(options, {"time", "seal", "token"})
         is_keyed = self._check_unchanged(options)
         if is_keyed:
@@ -239,7 +239,7 @@ class Planner:
             write(rows, self._location, options["name"], mode="append", storage_options=self._storage, **named)
 
     def overwrite(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
-        """Replace the contents, or the part that fulfils a condition, by the rows of a DataFrame."""
+        """Replace the contents, or the records that fulfil a condition, by the rows of a DataFrame."""
         named = self._parse_write_options(options, {"time", "token", "multiset"})
         named["multiset"] = named.get("multiset", "false").lower() == "true"
         named |= {"mode": "overwrite", "where": options["where"]}
@@ -247,9 +247,9 @@ class Planner:
         write(rows, self._location, options["name"], storage_options=self._storage, **named)
 
     def apply(self, updates: DataFrame, options: Mapping[str, Any]) -> None:
-        """Commit a row-level operation, unless the collection has changed since its table was loaded.
+        """Commit the updates of DELETE, UPDATE or MERGE, unless the collection has changed since.
 
-        Raises UpperMismatch: it has. Nothing was written.
+        Raises UpperMismatch: another writer sealed the collection since Spark loaded the table; nothing was written.
         """
         sink = WriteOptions(location=self._location, collection=options["name"], storage=self._storage)
         write = DataFrameWrite.overwrite(sink, updates.drop("_diff").schema)
@@ -360,13 +360,14 @@ class Planner:
             return "renamed"
 
     def _get_client(self) -> Client:
+        """Open the location to write."""
         return open_client(self._location, storage_options=self._storage, settings=Settings(background=False))
 
     @contextmanager
     def _open_collection(
         self, options: Mapping[str, Any]
     ) -> Iterator[tuple[SparkLocation, CollectionHandle, CollectionSchema]]:
-        """Open the location, and load the collection and the schema of a table."""
+        """Yield the location, the collection of a table, and the table's version of its schema."""
         with read_engine(self._location, self._storage) as engine:
             handle = load_handle(engine, options["name"])
             if handle.id != options["id"]:
@@ -378,13 +379,14 @@ class Planner:
         return self._spark.createDataFrame([], _to_spark_schema(schema))
 
     def _check_unchanged(self, options: Mapping[str, Any]) -> bool:
-        """Return whether a collection is keyed; raise if it was replaced, or its schema has changed."""
+        """Return whether a collection is keyed; raise if it was replaced or its schema has changed."""
         with read_engine(self._location, self._storage) as engine:
             handle = load_handle(engine, options["name"])
             _check_same(handle.id, handle.schema, options)
             return handle.keyed is not None
 
     def _parse_write_options(self, options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+        """Return the options of a write; raise InvalidUsage unless all are in `known`."""
         named = {name.lower(): value for name, value in options["options"].items()}
         if unknown := sorted({*named} - known):
             raise InvalidUsage(f"the option {unknown[0]!r} is unknown here: use some of {sorted(known)}")
@@ -397,7 +399,7 @@ class Planner:
 
 
 def _check_same(id_: str, schema: CollectionSchema, options: Mapping[str, Any]) -> None:
-    """Raise if a collection is not the table's, or its schema has changed."""
+    """Raise if a collection or its schema is another one than when Spark loaded the table."""
     if id_ != options["id"]:
         raise CollectionNotFound(options["name"], "this location: it was dropped and created anew", ())
     if schema.version != options["version"]:
@@ -409,12 +411,12 @@ def _to_spark_schema(schema: CollectionSchema) -> StructType:
 
 
 def _get_stored_type(schema: str) -> pa.DataType:
-    """Return the Arrow type of the one column of a schema of Spark in JSON."""
+    """Return the Arrow type of a column, from a schema of Spark with only this column, as JSON."""
     return to_stored_schema(StructType.fromJson(json.loads(schema)), creates=True).field(0).type
 
 
 def _resolve_time(handle: CollectionHandle, kind: str, named: Any) -> dict[str, Any]:
-    """Return the time that a query requests, and the size of the contents; no time if nothing was ever sealed."""
+    """Return the time that a query names, with sizes of the contents; None if nothing is sealed."""
     time = named
     if kind == "latest":
         time = None
@@ -432,14 +434,14 @@ def _resolve_time(handle: CollectionHandle, kind: str, named: Any) -> dict[str, 
 
 
 def _make_moment_column(timeline: Timeline) -> Column:
-    """Return the column of the moments of `_time`, in microseconds."""
+    """Return `_time` as a TIMESTAMP column, by the unit of the timeline."""
     fine = timeline.per_second
     micros = f"_time * {1_000_000 // fine}" if fine <= 1_000_000 else f"_time DIV {fine // 1_000_000}"
     return F.timestamp_micros(F.expr(micros))
 
 
 def _resolve_range(handle: CollectionHandle, options: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the first time of a range of changes, and the first time after the range."""
+    """Return the bounds of a range of changes: the first time, and the first time after it."""
     contents = handle.contents()
     start, until = contents.since + 1, contents.upper
     if options["start"] is not None:
@@ -450,7 +452,7 @@ def _resolve_range(handle: CollectionHandle, options: Mapping[str, Any]) -> tupl
 
 
 def _find_time_bound(handle: CollectionHandle, kind: str, named: Any, *, is_before: bool) -> int:
-    """Return the first time at or after a bound; unless `is_before`, the first one after it."""
+    """Return the first time at or after a bound, if `is_before`; otherwise the first one after it."""
     if kind == "timestamp":
         if handle.timeline is None:
             raise InvalidUsage(f"times of {handle.name!r} are not moments: say VERSION and a number")
@@ -462,7 +464,7 @@ def _find_time_bound(handle: CollectionHandle, kind: str, named: Any, *, is_befo
 
 
 def main() -> None:
-    """Plan for a JVM that has started this process, until it ends."""
+    """Answer the calls of the JVM that has started this process, until that ends."""
     gateway = launch_gateway()
     jvm: Any = gateway.jvm
     java = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(

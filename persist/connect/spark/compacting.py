@@ -1,14 +1,14 @@
 """Compaction by the tasks of a cluster; the driver plans, checks and commits.
 
-The driver finds the work that is due, cuts it into slices of the key space, and sends every task one job. A job is a
-few consecutive slices that make about one full part. A task merges, encodes and uploads as one process does, and
-returns descriptors. The driver puts them in order, compares the sums of diffs, and commits one record.
+The driver cuts the work into slices of the key space. A job is a few consecutive slices that make about one full part,
+and each task does one job: it merges the slices, uploads a part, and returns its descriptor. The driver puts
+descriptors in order, checks that the sums of diffs are unchanged, and commits one record.
 
 A task may fail, run again or run twice. Spark takes one answer for each job, and `Client.gc` deletes the parts of the
 other attempts. A job that keeps failing fails the Spark job with its reason, and nothing is replaced.
 
-The driver itself does work of less than `HERE_BYTES`, in less time than it takes to start tasks. If the caller chose a
-number of tasks, the limit is `LEVEL_BYTES`, because smaller work would become very small parts.
+The driver does work of less than `HERE_BYTES` itself, because starting tasks takes longer. If the caller chose a number
+of tasks, the limit is `LEVEL_BYTES`, because the parts of smaller work would be very small.
 """
 
 import os
@@ -58,7 +58,7 @@ def compact(
     storage_options: dict[str, Any] | None = None,
     settings: Settings | None = None,
 ) -> CompactionReport:
-    """Compact collections by the tasks of a cluster, as `Collection.compact` does. Readers and writers notice nothing.
+    """Compact collections by tasks of a cluster, as `Collection.compact` does in one process.
 
     Memory: `Settings.memory_budget` for each task, and for the driver.
 
@@ -101,10 +101,12 @@ def compact(
 
 
 def _compact(engine: Engine, compactor: Compactor, name: str, *, full: bool) -> CompactionReport:
+    """Compact one collection; `full`: merge all of its history."""
     return compactor.compact(load_handle(engine, name).id, name, full=full, destroy=full)
 
 
 def _compact_all(engine: Engine, compactor: Compactor, *, full: bool) -> CompactionReport:
+    """Compact all collections, even if some fail; then raise the first error."""
     report = CompactionReport()
     failed: PersistError | None = None
     for name in engine.names():
@@ -121,7 +123,7 @@ def _compact_all(engine: Engine, compactor: Compactor, *, full: bool) -> Compact
 
 
 class SparkPartMaker:
-    """Makes the parts of a compaction in tasks; see `persist.engine.compact.rewriter.PartMaker`."""
+    """Makes the parts of a compaction in tasks; implements `persist.engine.compact.rewriter.PartMaker`."""
 
     def __init__(
         self,
@@ -146,7 +148,7 @@ class SparkPartMaker:
         self._part_bytes = place.settings.tuning.part_bytes
 
     def build_change_test(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
-        """See `PartMaker`: tasks examine all regions now, at the same time."""
+        """Let tasks examine all regions; return a test of whether merging changes a region."""
         sizes = [estimate_encoded_bytes(replace(region, base=())) for region in regions]
         if self._is_too_small_for_tasks(sum(sizes)):
             return self._here.build_change_test(regions)
@@ -160,7 +162,7 @@ class SparkPartMaker:
         return lambda region: touched[id(region)]
 
     def make(self, collection: str, runs: Iterable[Iterable[RunPiece]], sources: Sequence[Part]) -> list[MadeRun]:
-        """See `PartMaker`."""
+        """Let tasks merge and upload the parts of new runs; return the runs."""
         pieces = [list(run) for run in runs]
         rewritten = [piece for run in pieces for piece in run if isinstance(piece, Rewrite)]
         if self._is_too_small_for_tasks(sum(estimate_encoded_bytes(piece.scan) for piece in rewritten)):
@@ -174,17 +176,19 @@ class SparkPartMaker:
         return [_assemble_run(run, answers) for run in laid_out]
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """See `PartMaker`."""
+        """Delete parts that were uploaded in vain."""
         self._here.discard(parts)
 
     def _is_too_small_for_tasks(self, size: int) -> bool:
+        """Return whether this process does work of so many bytes itself."""
         return size < (HERE_BYTES if self._partitions is None else LEVEL_BYTES)
 
     def _choose_job_bytes(self, size: int, otherwise: int) -> int:
+        """Return the bytes of one job: as `partitions` demands, or `otherwise`."""
         return max(1, otherwise if self._partitions is None else size // self._partitions)
 
     def _collect_answers(self, jobs: Sequence[Job | RegionCheck]) -> list[JobResult]:
-        """Run jobs in tasks; return their answers, in order, or raise the first error among them."""
+        """Run jobs in tasks; return their results in order, or raise the first error."""
         answers: list[JobResult] = []
         try:
             for start in range(0, len(jobs), JOBS_MAX):
@@ -197,6 +201,7 @@ class SparkPartMaker:
         return answers
 
     def _run_jobs(self, jobs: Sequence[Job | RegionCheck]) -> list[JobResult]:
+        """Run each job in a task of its own; return their results in order."""
         # One task for each, so that they are done where and when there is room, and again one by one.
         numbers = self._spark.range(0, len(jobs), 1, len(jobs))
         rows = numbers.mapInArrow(_make_task_function(tuple(jobs), self._place), "job long, answer binary").collect()
@@ -209,7 +214,7 @@ class SparkPartMaker:
 def _make_task_function(
     jobs: Sequence[Job | RegionCheck], place: TaskStore
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `DataFrame.mapInArrow` that runs jobs by their numbers."""
+    """Return the function that tasks run: it runs the jobs whose numbers it gets."""
 
     def do(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with surface_errors():
@@ -222,7 +227,7 @@ def _make_task_function(
 
 
 def _assemble_run(run: Sequence[int | Job], answers: Iterator[JobResult]) -> MadeRun:
-    """Return the run that consists of existing parts and of the next answers, one for each job."""
+    """Return a run of existing parts and of new parts, which the next answers name."""
     parts: list[int | Part] = []
     added = 0
     for piece in run:

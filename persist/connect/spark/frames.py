@@ -43,7 +43,7 @@ def set_temporarily(spark: SparkSession, name: str, value: str) -> Iterator[None
 
 
 def match_names(names: Sequence[str], known: Iterable[str], *, folds: bool = True) -> list[str]:
-    """Return names with the spelling of the known names that they match.
+    """Return names in the spelling of the `known` names that they match.
 
     `folds`: ignore case. An exact match is preferred. A name with several matches stays as it is.
     """
@@ -61,13 +61,13 @@ def match_names(names: Sequence[str], known: Iterable[str], *, folds: bool = Tru
 
 
 def spell_columns(df: DataFrame, known: Iterable[str]) -> DataFrame:
-    """Return df with its columns spelled as the known names that they match."""
+    """Return df with its columns renamed to the spelling of `known` names."""
     names = match_names(df.columns, known, folds=ignores_case(df.sparkSession))
     return df if names == df.columns else df.toDF(*names)
 
 
 def spell_name(value: Any, df: DataFrame) -> Any:
-    """Return a name, spelled as df's column; return a value that is not a name as it is."""
+    """Return a name in the spelling of df's column; any other value unchanged."""
     if not isinstance(value, str):
         return value
     return match_names([value], df.columns, folds=ignores_case(df.sparkSession))[0]
@@ -81,7 +81,7 @@ def map_in_tasks(df: DataFrame, function: TaskFunction, schema: StructType | str
 
 @dataclass(frozen=True)
 class _Renaming:
-    """Calls a function with batches whose columns have their original names."""
+    """Calls a task function with batches under their original column names."""
 
     function: TaskFunction
     names: tuple[str, ...]
@@ -91,7 +91,7 @@ class _Renaming:
 
 
 def cast_exactly(df: DataFrame, fields: pa.Schema) -> DataFrame:
-    """Return df with the columns of fields, in the types in which Spark reads them.
+    """Return df's columns in `fields`, cast to their types without rounding.
 
     Tasks cast, because casts of Spark may round.
     """
@@ -110,7 +110,7 @@ def _list_types(schema: StructType) -> list[str]:
 
 @dataclass(frozen=True)
 class _Cast:
-    """Casts rows of a task to the types of a collection, and back to Spark's."""
+    """Casts rows in a task to the types of a collection, and then to Spark's types for these."""
 
     fields: pa.Schema
 
@@ -121,6 +121,7 @@ class _Cast:
                 yield from convert_to_spark(self.cast(pa.Table.from_batches([batch])), schema).to_batches()
 
     def cast(self, rows: pa.Table) -> pa.Table:
+        """Return rows in the types of the collection."""
         rows = convert_from_spark(rows.select(self.fields.names), self.fields)
         columns = [cast_column(rows.column(field.name), field.type, field.name) for field in self.fields]
         return pa.Table.from_arrays(columns, schema=self.fields)

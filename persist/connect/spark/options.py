@@ -4,8 +4,8 @@ Spark passes every option as a string and ignores the case of names. Options of 
 such as `storage.endpoint_url`. Every option is checked. An option is refused if it is unknown or belongs to another
 use.
 
-Spark reads the columns of a data source before it is known whether a batch or a stream follows. Without a form these
-are the columns of rows. A batch usually means rows, but a stream rarely does, so a stream has no default form.
+Spark requests the columns of a data source before it shows whether it reads a batch or a stream. Without the option
+`form`, these are the columns of rows. A batch then reads rows, and a stream raises an error, because it seldom wants rows.
 """
 
 # ruff: noqa: E501  # One line an option makes the table readable.
@@ -43,7 +43,7 @@ Parse = Callable[[str, str], Any]  # The name of an option and its text to its v
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that an option takes: a description in words, and the function that parses them."""
+    """A kind of option values: a description in words, and the function that parses a value."""
 
     words: str
     parse: Parse
@@ -51,7 +51,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `default` is a text; None without a default."""
+    """One option of the data source; `default` is None if it has none."""
 
     name: str
     uses: tuple[Use, ...]
@@ -61,6 +61,7 @@ class Option:
 
 
 def parse_number(name: str, text: str, kind: type[int] | type[float], least: int, most: float) -> Any:
+    """Return a number; raise InvalidUsage if it is out of range."""
     try:
         value = kind(text)
     except ValueError:
@@ -71,12 +72,13 @@ def parse_number(name: str, text: str, kind: type[int] | type[float], least: int
 
 
 def parse_time_option(name: str, text: str, most: int = TIME_MAX) -> int | str:
-    """Return a time; or the text of a moment, a time word or a tag."""
+    """Return a number as a time; a moment, a time word or a tag as text."""
     value = parse_time(text)
     return value if isinstance(value, str) else int(parse_number(name, str(value), int, 0, most))
 
 
 def _parse_moment(name: str, text: str, most: int = TIME_MAX) -> int | str:
+    """Return a number or a moment; raise InvalidUsage for a tag."""
     value = parse_time_option(name, text, most)
     if is_tag(value) and not is_time_word(str(value)):
         raise InvalidUsage(f"option {name}={text!r} is neither a number nor a timestamp such as 2026-11-21T12:00:00Z")
@@ -84,15 +86,18 @@ def _parse_moment(name: str, text: str, most: int = TIME_MAX) -> int | str:
 
 
 def _parse_frontier(name: str, text: str) -> int | str | Antichain:
+    """Return a number, a moment or, for "end", the empty frontier."""
     return Antichain() if text == "end" else _parse_moment(name, text, TIME_MAX + 1)
 
 
 def _parse_time_or_column(name: str, text: str) -> int | str:
+    """Return a time or moment, or the name of a column."""
     value = parse_time(text)
     return value if isinstance(value, str) else parse_time_option(name, text)
 
 
 def _parse_names(name: str, text: str) -> tuple[str, ...]:
+    """Return the names in a JSON list, or in text with commas."""
     if not text.lstrip().startswith("["):
         return tuple(column.strip() for column in text.split(","))
     try:
@@ -105,6 +110,8 @@ def _parse_names(name: str, text: str) -> tuple[str, ...]:
 
 
 def _make_choice(*allowed: str) -> Kind:
+    """Return the kind of options that have one of some values."""
+
     def parse(name: str, text: str) -> str:
         if text not in allowed:
             raise InvalidUsage(f"option {name}={text!r} is not one of {', '.join(map(repr, allowed))}")
@@ -114,10 +121,12 @@ def _make_choice(*allowed: str) -> Kind:
 
 
 def _make_whole_number(least: int, most: int) -> Kind:
+    """Return the kind of options that are whole numbers in a range."""
     return Kind("whole number", lambda name, text: parse_number(name, text, int, least, most))
 
 
 def _make_time(most: int) -> Kind:
+    """Return the kind of options that are times up to a limit."""
     words = 'time, timestamp or "latest"' if most == TIME_MAX else "time or timestamp"
     return Kind(words, lambda name, text: parse_time_option(name, text, most))
 
@@ -144,43 +153,43 @@ _WRITES: tuple[Use, ...] = ("write", "streaming write")
 
 OPTIONS = (
     Option("collection", (*_READS, *_WRITES), _TEXT, None, "the name of the collection; needed"),
-    Option("form", ("read",), _make_choice("rows", "diff", "changes", "transitions", "upserts"), "rows", "what a row is: a record; a record once, with its multiplicity `_diff`; an update, with `_time` and `_diff`. For `transitions`: what became of a key at `_time`, with `_change` and old values as `_old_…`. For `upserts`: what a key of a keyed collection holds from `_time` on, or with `_deleted` that it holds nothing"),
-    Option("form", ("stream",), _make_choice("rows", "changes", "transitions", "upserts"), None, "the same; needed. `rows` are for collections that only grow: an update with a negative diff fails the query"),
+    Option("form", ("read",), _make_choice("rows", "diff", "changes", "transitions", "upserts"), "rows", "`rows`: records. `diff`: each record once, with its multiplicity `_diff`. `changes`: updates, with `_time` and `_diff`. `transitions`: the change of a key at `_time`, with `_change` and old values as `_old_…`. `upserts`: the value of a key of a keyed collection from `_time` on, or none if `_deleted` is true"),
+    Option("form", ("stream",), _make_choice("rows", "changes", "transitions", "upserts"), None, "the same; needed. `rows` needs a collection that only grows: a negative diff fails the query"),
     Option("as_of", ("read",), _make_time(TIME_MAX), "latest", "for `rows` and `diff`: the time of the contents"),
-    Option("as_of", ("stream",), _make_time(TIME_MAX), "latest", "begin with the contents as of a time, which are one micro-batch, then follow what changes after it"),
+    Option("as_of", ("stream",), _make_time(TIME_MAX), "latest", "begin with the contents as of this time, as one micro-batch, and continue with later changes"),
     Option("start", ("read",), _make_time(TIME_MAX), None, "for `changes`, `transitions` and `upserts`: the first time, inclusive"),
-    Option("start", ("stream",), _make_time(TIME_MAX), None, "begin without contents, with the updates from this time on; `latest`: with what is sealed after the query first starts"),
+    Option("start", ("stream",), _make_time(TIME_MAX), None, "begin without contents, with the updates from this time on; `latest`: with updates that are sealed after the query first starts"),
     Option("until", ("read",), _make_time(TIME_MAX + 1), None, "for `changes`, `transitions` and `upserts`: the last time, exclusive"),
     Option("times", _READS, _make_choice("int", "timestamp"), "int", "how `changes` and `transitions` show `_time`; `timestamp` needs a timeline"),
     Option("columns", _READS, _COLUMNS, None, "the columns to read; not for `upserts`"),
-    Option("seqno", ("read",), _make_whole_number(0, TIME_MAX), None, "the point of the log at which `latest` is taken and up to which times can be read, so that reads of several collections belong together"),
-    Option("schema", ("read",), _make_whole_number(1, 2**31), None, "the version of the schema to read with; without it the newest when the DataFrame is made, which it keeps"),
-    Option("partitions", _READS, _make_whole_number(1, PARTITIONS_MAX), None, "at most so many tasks read the DataFrame or a micro-batch; without it by size"),
+    Option("seqno", ("read",), _make_whole_number(0, TIME_MAX), None, "read as at this point of the log: `latest` is the last time sealed there, so reads of several collections belong together"),
+    Option("schema", ("read",), _make_whole_number(1, 2**31), None, "the version of the schema to read with; by default the newest one when the DataFrame is made"),
+    Option("partitions", _READS, _make_whole_number(1, PARTITIONS_MAX), None, "the greatest number of tasks that read the DataFrame or a micro-batch; by default by size"),
     Option("timeout_s", ("read",), _SECONDS, str(READ_TIMEOUT_S), "how long to wait for the time to be sealed, if it is not"),
-    Option("timeout_s", ("stream",), _SECONDS, None, "how long the query may run without `as_of` being sealed; without it for ever, and not at all with `Trigger.AvailableNow`"),
-    Option("max_updates_per_trigger", ("stream",), _make_whole_number(1, COUNT_MAX), None, "at most so many updates in a micro-batch, as they are stored; one time alone may exceed it"),
-    Option("max_times_per_trigger", ("stream",), _make_whole_number(1, COUNT_MAX), None, "at most so many different times in a micro-batch"),
-    Option("hold", ("stream",), _HOLD, None, "the permanent hold that keeps history for the query, also while it is stopped; without it a name is drawn. It stays until the collection is complete for ever or `collection.hold(name=…).release()`. `none`: nothing is kept and nothing is written to the location"),
+    Option("timeout_s", ("stream",), _SECONDS, None, "how long to wait until `as_of` is sealed; by default for ever, and not at all with `Trigger.AvailableNow`"),
+    Option("max_updates_per_trigger", ("stream",), _make_whole_number(1, COUNT_MAX), None, "the greatest number of stored updates in a micro-batch; one time alone may exceed it"),
+    Option("max_times_per_trigger", ("stream",), _make_whole_number(1, COUNT_MAX), None, "the greatest number of different times in a micro-batch"),
+    Option("hold", ("stream",), _HOLD, None, "the name of the permanent hold that keeps history for the query, also while it is stopped; by default random. The hold stays until the collection is complete for ever or `collection.hold(name=…).release()`. `none`: no hold, and nothing is written to the location"),
     Option("mode", _WRITES, _make_choice("append", "upsert"), "append", "`upsert`: rows are events for a keyed collection"),
-    Option("time", ("write",), _TIME_OR_COLUMN, None, "the time of all rows, or the name of the column that has the time of each, if the DataFrame has no column `_time`; overwriting, the time of the difference. By default that of the commit, which seals after it"),
-    Option("time", ("streaming write",), _TEXT, None, "the name of the column that has the times, integers or timestamps. Without it and a column `_time`, each micro-batch gets one time, which is sealed"),
-    Option("seal", ("write",), _FRONTIER, None, "seal to this upper in the same commit; `end` is for ever"),
-    Option("seal", ("streaming write",), _make_choice("max", "none"), None, "where rows have times, seal beyond the largest time of the micro-batch, which is the default, or nothing"),
-    Option("watermark", ("streaming write",), _make_whole_number(0, TIME_MAX), None, "instead of `seal`: seal up to the largest time minus this, in units of times"),
+    Option("time", ("write",), _TIME_OR_COLUMN, None, "the time of all rows, or the name of the column that has the time of each, if the DataFrame has no column `_time`; of an overwrite, the time of the difference. By default the time of the commit, which seals it"),
+    Option("time", ("streaming write",), _TEXT, None, "the name of the column that has the times, integers or timestamps. Without it and without a column `_time`, each micro-batch gets one time, which is sealed"),
+    Option("seal", ("write",), _FRONTIER, None, "seal up to this time in the same commit; `end`: the collection is complete for ever"),
+    Option("seal", ("streaming write",), _make_choice("max", "none"), None, "if rows have times: seal up to and including the largest time of the micro-batch (the default), or nothing"),
+    Option("watermark", ("streaming write",), _make_whole_number(0, TIME_MAX), None, "instead of `seal`: seal up to the largest time minus this number"),
     Option("key", ("write",), _COLUMNS, None, "create the collection with this key, if there is none; `[]` for no key"),
     Option("where", ("write",), _TEXT, None, "with `mode(\"overwrite\")`: replace only records for which this is true, such as `status = 'new' and id > 5`"),
-    Option("multiset", ("write",), _make_choice("true", "false"), "false", "with `mode(\"overwrite\")`: let keys have several rows; without it, that is an error"),
-    Option("token", ("write",), _TOKEN, None, "names the write, so that doing it again does nothing"),
+    Option("multiset", ("write",), _make_choice("true", "false"), "false", "with `mode(\"overwrite\")`: allow several rows of a key, which are an error otherwise"),
+    Option("token", ("write",), _TOKEN, None, "a name for the write, so that a repetition does nothing"),
     Option("allow_future", _WRITES, _YES, "false", "on a timeline, take times that are more than a day ahead of the clock"),
-    Option("late", _WRITES, _make_choice("error", "drop", "collect"), None, "what becomes of late updates: an error, which is the default; left out and logged; or, of events, added to `late_collection`. For `write` only with mode `upsert`"),
+    Option("late", _WRITES, _make_choice("error", "drop", "collect"), None, "late updates are an error (the default), are left out and logged, or (events only) are added to `late_collection`. For `write` only with mode `upsert`"),
     Option("late_collection", _WRITES, _TEXT, None, "the collection that late events are added to by the same commit, with their reasons"),
-    Option("first_batch", ("streaming write",), _make_whole_number(0, 2**63 - 1), "0", "the number of the batch at which a query that wrote elsewhere before goes on here"),
+    Option("first_batch", ("streaming write",), _make_whole_number(0, 2**63 - 1), "0", "the number of the first batch, if the query wrote elsewhere before"),
 )  # fmt: skip
 
 
-def split_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Split options into the location, options of the store, and options of some uses. Names become lower case."""
-    lower = {name.lower(): text for name, text in given.items()}
+def split_options(texts: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Return the location, the options of the store, and the other options, with lower-case names."""
+    lower = {name.lower(): text for name, text in texts.items()}
     if "provider" in lower:
         raise InvalidUsage(
             "Spark does not pass on the options of a table that was made by CREATE TABLE … USING persist: use a table "
@@ -201,6 +210,7 @@ def split_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, 
 
 
 def _check_known(options: Mapping[str, str], uses: tuple[Use, ...]) -> None:
+    """Raise InvalidUsage for an option that none of these uses has."""
     allowed = [option for option in OPTIONS if not {*uses}.isdisjoint(option.uses)]
     names = {option.name for option in allowed}
     unknown = sorted(options.keys() - names)
@@ -224,19 +234,19 @@ def _suggest_option(name: str, names: set[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Parsed:
-    """The options of one use: texts by lower-case names, and values by the names of fields."""
+    """Options for one use, such as reading: texts by lower-case name, and parsed values by field."""
 
     texts: dict[str, str]
     values: dict[str, Any]
 
     def refuse(self, names: set[str], why: str) -> None:
-        """Raise InvalidUsage if one of these options is set."""
+        """Raise InvalidUsage, with a reason, if one of these options is set."""
         if wrong := sorted(names & self.texts.keys()):
             raise InvalidUsage(f"option {', '.join(wrong)} does not go with {why}")
 
 
 def _parse_options(options: Mapping[str, str], use: Use) -> _Parsed:
-    """Return the options of a use. A missing option has its default, or no value without a default."""
+    """Parse the options for one use; a missing option gets its default."""
     location, storage, texts = split_options(options, use)
     values: dict[str, Any] = {"location": location, "storage": storage}
     for option in OPTIONS:
@@ -259,7 +269,7 @@ def resolve_for_tasks(location: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a batch read. until is one past the last time of changes. Timestamps stay as they are."""
+    """The options of a batch read. `until` is exclusive. Moments and words stay text."""
 
     location: str
     collection: str
@@ -276,9 +286,9 @@ class ReadOptions:
     storage: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "ReadOptions":
-        """Check the options that a user passed to Spark."""
-        options = _parse_options(given, "read")
+    def of(cls, texts: Mapping[str, str]) -> "ReadOptions":
+        """Parse and check the options that a user passed to Spark."""
+        options = _parse_options(texts, "read")
         form = options.values["form"]
         of_contents = {"start", "until", "times"}
         unfit = {
@@ -297,16 +307,16 @@ class ReadOptions:
         return cls(**options.values | {"as_of": None if as_of == "latest" else as_of})
 
     def with_latest(self, as_of: int | None, schema: int | None = None) -> "ReadOptions":
-        """Return these options with as_of in place of "latest", and a version if they have none."""
+        """Return the options with times in place of "latest", and a schema version."""
         version = schema if self.schema is None else self.schema
         return replace(self, as_of=as_of if self.as_of is None else self.as_of, schema=version)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions(SourceOptions):
-    """The options of a stream: source, form of rows, limits of a micro-batch.
+    """The options of a streaming read: where it begins, the form of rows, limits of a micro-batch.
 
-    The checkpoint has the position of a query: as_of and start matter only when it first starts.
+    `as_of` and `start` matter only when a query first starts; later its checkpoint has the position.
     """
 
     form: Form
@@ -314,9 +324,9 @@ class StreamOptions(SourceOptions):
     times: Times = "int"
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "StreamOptions":
-        """Check the options that a user passed to Spark; raises as `ReadOptions.of`."""
-        options = _parse_options(given, "stream")
+    def of(cls, texts: Mapping[str, str]) -> "StreamOptions":
+        """Parse and check the options that a user passed to Spark."""
+        options = _parse_options(texts, "stream")
         values, form = options.values, options.values.get("form")
         if form is None:
             raise InvalidUsage(
@@ -338,7 +348,7 @@ class StreamOptions(SourceOptions):
 
 
 def is_only_for_streams(options: Mapping[str, str]) -> bool:
-    """Return whether options make sense for a stream only."""
+    """Return whether some options only make sense for a streaming read."""
     names = {name.lower() for name in options}
     is_endless = "until" not in names and ("start" in names or options.get("form") in OF_TIMES)
     return is_endless or not names.isdisjoint(("max_updates_per_trigger", "max_times_per_trigger", "hold"))
@@ -363,9 +373,9 @@ class WriteOptions(SinkOptions):
     late_collection: str | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "WriteOptions":
-        """Check the options that a user passed to Spark; raises as `ReadOptions.of`."""
-        options = _parse_options(given, "write")
+    def of(cls, texts: Mapping[str, str]) -> "WriteOptions":
+        """Parse and check the options that a user passed to Spark."""
+        options = _parse_options(texts, "write")
         values = options.values
         upserts, late = values.pop("mode") == "upsert", values.get("late")
         options.refuse({"key"} if upserts else set(), 'mode="upsert": create a keyed collection with Client.create')
@@ -387,7 +397,7 @@ def write_options(
     *,
     allow_future: bool = False,
 ) -> WriteOptions:
-    """Check the arguments of a function that writes, and return them as options."""
+    """Return the arguments of a function that writes, checked, as options."""
     if not (isinstance(time, str) or is_moment(time)):
         check_whole("time", time, 0, TIME_MAX)
     check_whole("partitions", partitions, 1, PARTITIONS_MAX)
@@ -410,9 +420,9 @@ def check_whole(name: str, value: Any, least: int, most: int) -> None:
 
 @dataclass(frozen=True)
 class StreamWriteOptions:
-    """The options of a streaming write; `make_times` adds the properties that depend on the columns.
+    """The options of a streaming write.
 
-    `column`: which has the times of events, if the DataFrame has no column `_time`.
+    `column`: the column with the times of events, if that is not `_time`.
     """
 
     location: str
@@ -429,12 +439,12 @@ class StreamWriteOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "StreamWriteOptions":
-        """Check the options that a user passed to Spark; raises as `ReadOptions.of`."""
+        """Parse and check the options that a user passed to Spark."""
         values = _parse_options(options, "streaming write").values
         return cls(column=values.pop("time", None), upserts=values.pop("mode") == "upsert", **values)
 
     def make_times(self, columns: list[str]) -> BatchTimes:
-        """Return the meaning of the times in a DataFrame of those columns."""
+        """Return how a DataFrame with these columns gets its times and seals."""
         is_plain = "_time" not in columns and self.column is None
         return BatchTimes.of(
             is_plain,

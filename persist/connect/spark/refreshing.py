@@ -133,7 +133,7 @@ def run_program(
 
 
 def _wait_for(engine: Engine, program: Program, until: int, timeout_s: float | None) -> None:
-    """Wait until all sources are sealed beyond a time."""
+    """Wait until all sources of a program have sealed a time."""
     for node in program.plan.drop_unused().nodes.values():
         if isinstance(node.operator, Source):
             with suppress(AsOfCompacted):  # Then it is sealed further.
@@ -147,7 +147,7 @@ def _make_cluster(
     partitions: int | None,
     storage: Mapping[str, Any] | None,
 ) -> "_Cluster | None":
-    """Return the cluster whose tasks to use; None to use no tasks, or if they cannot reach the location."""
+    """Return the tasks to use; None if this process computes, or tasks cannot reach the location."""
     if where not in get_args(Place):
         raise InvalidUsage(f'where={where!r} is not a place to compute: use "auto", "driver" or "tasks"')
     check_whole("partitions", partitions, 1, PARTITIONS_MAX)
@@ -161,7 +161,7 @@ def _make_cluster(
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The tasks of a session, which compute programs of one location.
+    """The tasks of a session, which compute programs for one location.
 
     `is_requested`: whether the caller insists on tasks, even if there is little to read.
     """
@@ -197,13 +197,14 @@ class _Cluster:
         raise AssertionError("the last try returns or raises")
 
     def explain(self, program: Program, engine: Engine) -> Refreshed | None:
-        """Return how tasks would bring outputs up to date; None if this process would be faster."""
+        """Return how tasks would compute a program, and why; None if this process would be faster."""
         if self._must_run_here(program):
             return None
         with Ports.of_job(program, engine) as ports, self._make_job(program, ports) as job:
             return self._choose_tasks(job)
 
     def _must_run_here(self, program: Program) -> bool:
+        """Return whether only this process can compute a program."""
         program.check()
         if program.local_functions:
             if self.is_requested:
@@ -215,9 +216,11 @@ class _Cluster:
         return explain_why_not_partial(program.plan.drop_unused()) is not None
 
     def _make_job(self, program: Program, ports: Ports) -> Job:
+        """Return the job that computes a program in stages."""
         return Job(program, ports, self.location, self.storage, get_parallelism(self.spark))
 
     def _choose_tasks(self, job: Job) -> Refreshed | None:
+        """Return why tasks compute a job; None if this process would be faster."""
         if job.corrects:
             return None
         if self.is_requested:
@@ -230,13 +233,13 @@ class _Cluster:
 
 
 def choose_partitions(slots: int, size: int) -> int:
-    """Return how many tasks a keyed stage that reads `size` bytes gets."""
+    """Return the number of tasks for a stage that reads `size` bytes, by key."""
     most, worth = -(-size // SHARE_BYTES_MIN), -(-size // SHARE_BYTES)
     return min(PARTITIONS_MAX, max(1, worth, min(slots, 4 * worth, most)))
 
 
 def _run_stages(spark: SparkSession, tasks: Sequence[StageTask]) -> Stored:
-    """Run stages as one job; return the parts that tasks have stored, by output."""
+    """Run all stages as one job of Spark; return the parts that tasks have stored, by output."""
     ends = [task for task in tasks if task.stage.sinks]
     if not ends:
         return {}
@@ -256,7 +259,7 @@ def _run_stages(spark: SparkSession, tasks: Sequence[StageTask]) -> Stored:
 
 @dataclass(frozen=True)
 class _StageWork:
-    """The function that a task runs; it shows errors in the form for Spark's user."""
+    """The function of a stage's tasks; it formats errors for Spark's users."""
 
     task: StageTask
 
@@ -266,6 +269,7 @@ class _StageWork:
 
 
 def _collect_rows(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[StageTask]) -> list[bytes]:
+    """Chain the stages as DataFrames; return the rows of the last ones."""
     frames: dict[int, DataFrame] = {}
     cached: list[DataFrame] = []
     try:
@@ -287,7 +291,7 @@ def _collect_rows(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequenc
 
 
 def _make_stage_frame(spark: SparkSession, task: StageTask, givers: Sequence[tuple[StageTask, DataFrame]]) -> DataFrame:
-    """Return the output rows of the tasks of a stage."""
+    """Return the output of a stage as a DataFrame, from the stages that it reads."""
     if task.slices is not None:
         count = len(task.slices.slices)
         worth = max(1, min(count, -(-task.slices.bytes // SHARE_BYTES_MIN)))

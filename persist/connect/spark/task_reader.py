@@ -1,6 +1,6 @@
 """Reads the input of a task: one slice of a snapshot, or of changes.
 
-The driver plans slices, and sends each with its task. They name immutable parts, so a task that runs later,
+The driver plans slices, and sends each with its task. A slice names immutable parts, so a task that runs later,
 or again, reads the same.
 """
 
@@ -32,10 +32,11 @@ What = Literal["all", "changes"]
 
 @dataclass
 class Slice(InputPartition):
-    """The input of one task.
+    """One slice of a planned read, which one task reads.
 
-    It is sent compressed, because descriptors of parts contain keys. `events` makes rows by key from the updates;
-    `as_of` is the time of the contents with which a stream begins.
+    Attributes:
+        events: turns the updates into transitions or events by key; None for no such change.
+        as_of: the time of the contents with which a stream begins; None for other reads.
     """
 
     scan: Scan | IndexScan
@@ -53,7 +54,7 @@ class Slice(InputPartition):
         self.__dict__.update(pickle.loads(zlib.decompress(packed)))  # noqa: S301  # The driver has made it.
 
     def rows(self, form: Form, what: What, schema: StructType) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as Spark expects them, in a task. `what`: "all" for contents, "changes" for updates."""
+        """Yield the rows of the slice in types of Spark. `what`: "all" for contents, "changes" for updates."""
         with surface_errors(), self.address.open_store() as storage:
             rows = 0
             for table in self._read_tables(form, what, PartReader(storage.blob)):
@@ -65,7 +66,7 @@ class Slice(InputPartition):
             log(message, self.address.collection, rows, parts, gets.bytes, gets.requests)
 
     def _with_moments(self, table: pa.Table, schema: StructType) -> pa.Table:
-        """Return a table with `_time` as moments, if the schema has them as TIMESTAMP."""
+        """Return a table whose `_time` is a moment, if the schema has TIMESTAMP there."""
         has_moments = "_time" in table.column_names and "_time" in schema.names
         if not has_moments or not isinstance(schema["_time"].dataType, TimestampType):
             return table
@@ -78,6 +79,7 @@ class Slice(InputPartition):
         return show_moments(table, timeline)
 
     def _read_tables(self, form: Form, what: What, reader: PartReader) -> Iterator[pa.Table]:
+        """Yield the rows of the slice as tables, before they are converted for Spark."""
         scan = self.scan
         if isinstance(scan, IndexScan):
             return scan.tables(form, reader)
@@ -88,6 +90,7 @@ class Slice(InputPartition):
         return iter([self.events.of(pa.concat_tables(stored) if stored else scan.schema.arrow.empty_table())])
 
     def _read_stored(self, scan: Scan, form: Form, what: What, reader: PartReader) -> Iterator[pa.Table]:
+        """Yield contents or updates of the slice as tables."""
         if what == "changes":
             updates = read_changes(scan, reader)
             return iter([updates]) if form == "diff" else repeat_rows(_check_insertions(updates), scan)
@@ -98,13 +101,13 @@ class Slice(InputPartition):
 
 
 def add_time_column(contents: pa.Table, time: int, scan: Scan) -> pa.Table:
-    """Return contents as updates of one time."""
+    """Return contents with a column `_time`, which has the same time in each row."""
     times = pa.repeat(pa.scalar(time, pa.int64()), len(contents))
     return contents.append_column(scan.schema.arrow.field("_time"), times)
 
 
 def _check_insertions(updates: pa.Table) -> pa.Table:
-    """Return updates; raise if one of them does not insert."""
+    """Return updates; raise InvalidUsage if one of them is a retraction."""
     retractions = updates.filter(pc.less(updates["_diff"], 0))
     if len(retractions):
         first = retractions.slice(0, 1).to_pylist()[0]

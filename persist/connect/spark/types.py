@@ -39,14 +39,14 @@ _WIDENED = {
 
 
 def spark_schema(arrow: pa.Schema) -> StructType:
-    """Return the schema in which Spark reads an Arrow schema, with the same nullability."""
+    """Return an Arrow schema in the types as which Spark reads it."""
     widened = pa.schema([field.with_type(_to_spark_type(field.type, field.name)) for field in arrow])
     # PySpark's own default has changed.
     return from_arrow_schema(widened, prefer_timestamp_ntz=True)
 
 
 def convert_to_spark(table: pa.Table, schema: StructType) -> pa.Table:
-    """Return a table in exactly the Arrow types that Spark expects for a schema."""
+    """Return a table in the Arrow types that Spark expects for a schema."""
     target = utc_arrow_schema(schema)
     if not target.names:
         return make_rows_without_columns(len(table))
@@ -62,7 +62,7 @@ def convert_to_spark(table: pa.Table, schema: StructType) -> pa.Table:
 
 
 def _check_zones(given: Any, wanted: Any, column: str) -> None:
-    """Raise for columns that Arrow would cast as if local times were UTC."""
+    """Raise InvalidUsage for a cast between local and zoned moments, which Arrow would do as UTC."""
     if pt.is_timestamp(given) and pt.is_timestamp(wanted) and (given.tz is None) != (wanted.tz is None):
         kinds = ("TIMESTAMP_NTZ", "TIMESTAMP") if given.tz is None else ("TIMESTAMP", "TIMESTAMP_NTZ")
         raise InvalidUsage(
@@ -76,7 +76,7 @@ def _check_zones(given: Any, wanted: Any, column: str) -> None:
 
 
 def convert_from_spark(table: pa.Table, arrow: pa.Schema) -> pa.Table:
-    """Return a table with the columns that Spark has widened cast back to their types in `arrow`.
+    """Return a table whose columns are cast back from Spark's types to those in `arrow`.
 
     `to_updates` refuses the columns that do not convert, because a value is out of range or has an unrelated type.
     Arrow's casts are not used for nested values: they round, and turn fields of other names into NULL.
@@ -96,7 +96,7 @@ def convert_from_spark(table: pa.Table, arrow: pa.Schema) -> pa.Table:
 
 
 def _is_spark_form(wanted: Any, given: Any) -> bool:
-    """Return whether the second type is Spark's form of the first, or both are integers."""
+    """Return whether type `given` is how Spark reads `wanted`, or both are integers."""
     if pt.is_struct(wanted):
         return (
             pt.is_struct(given)
@@ -120,6 +120,7 @@ def _is_spark_form(wanted: Any, given: Any) -> bool:
 
 
 def _to_spark_type(type_: pa.DataType, column: str) -> pa.DataType:
+    """Return the Arrow type of the narrowest Spark type that has all values of a type."""
     if type_ in _WIDENED:
         return _WIDENED[type_]
     if pt.is_fixed_size_binary(type_):
@@ -138,6 +139,7 @@ def _to_spark_type(type_: pa.DataType, column: str) -> pa.DataType:
 
 
 def _to_spark_decimal(type_: Any, column: str) -> pa.DataType:
+    """Return a decimal with at most 38 digits; raise SchemaMismatch for more."""
     if type_.precision > 38:
         raise SchemaMismatch(
             f"column {column!r} of type {type_} does not fit Spark, whose decimals have at most 38 digits. "
@@ -147,7 +149,7 @@ def _to_spark_decimal(type_: Any, column: str) -> pa.DataType:
 
 
 def _to_spark_nested(type_: Any, column: str) -> pa.DataType:
-    """Return a struct, map or list with inner types that Spark has."""
+    """Return a nested type with its inner types converted for Spark."""
     if pt.is_struct(type_):
         return pa.struct([field.with_type(_to_spark_type(field.type, column)) for field in type_])
     if pt.is_map(type_):
@@ -166,7 +168,7 @@ def utc_arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def to_stored_schema(schema: StructType, *, creates: bool = False) -> pa.Schema:
-    """Return the schema of rows to be stored, in Arrow.
+    """Return the Arrow schema for storing rows of a DataFrame; raise SchemaMismatch for others.
 
     `creates`: a collection is created with these types, so each must be read back as the same type.
     """
@@ -203,7 +205,7 @@ _REMEDIES: dict[type[DataType], str] = {
 
 
 def _check_type(kind: DataType, column: str, *, creates: bool) -> None:
-    """Raise if a column would be read back as another type; without `creates`, only if values would change."""
+    """Raise SchemaMismatch if values would change; with `creates`, also if their type would."""
     if isinstance(kind, types.StructType):
         for field in kind.fields:
             _check_type(field.dataType, column, creates=creates)
@@ -234,7 +236,7 @@ def _check_type(kind: DataType, column: str, *, creates: bool) -> None:
 
 
 def _find_equivalent_type(kind: DataType) -> DataType | None:
-    """Return the type in which Spark reads the same values; None without one."""
+    """Return the type as which Spark would read the values back, if only the type changes."""
     if isinstance(kind, types.StringType):
         return types.StringType()
     if isinstance(kind, types.DayTimeIntervalType):

@@ -13,7 +13,7 @@ Spark ranges rows by key over the tasks and sorts them within each, in the order
 not overlap. Spark orders as parts do: NULL comes last, as requested, NaN comes after numbers, and text is compared
 by bytes. The order leaves out nested columns, because Spark puts a NULL inside of them first; tasks sort by them.
 
-If the collection is keyed, rows are its events, and as few of them as possible travel to the driver.
+If the collection is keyed, rows are events, which tasks resolve or send to the driver.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,7 +59,7 @@ RESERVED = (TIME, DIFF, DELETED, SEQ)  # Columns with metadata of a row.
 
 @dataclass(frozen=True)
 class Rows:
-    """The meaning of the rows of a DataFrame.
+    """How rows of a DataFrame become updates.
 
     Attributes:
         time: of every row; or the name of the column with the time of each row; None for updates.
@@ -71,11 +71,11 @@ class Rows:
     folds: bool = True
 
     def check(self, schema: StructType) -> None:
-        """Check the columns of a DataFrame before any of its rows is made."""
+        """Raise InvalidUsage or SchemaMismatch for wrong columns, before any row is computed."""
         self.to_updates(to_stored_schema(schema).empty_table())
 
     def to_updates(self, table: pa.Table) -> pa.Table:
-        """Return rows as updates; raises what `add_times` and `to_updates` raise."""
+        """Return rows as updates, with times and diffs."""
         column, timeline = self.time if isinstance(self.time, str) else None, read_timeline(self.schema)
         table = convert_from_spark(_rename_columns(table, self.schema, column, folds=self.folds), self.schema.arrow)
         if self.time is not None:
@@ -88,7 +88,7 @@ class Rows:
 
 
 def _rename_columns(table: pa.Table, schema: CollectionSchema, column: str | None, *, folds: bool) -> pa.Table:
-    """Return rows under the names of a collection and of the column of times."""
+    """Return rows under the names of the collection and of the column of times."""
     spellings = (*schema.names, *RESERVED, *(() if column is None else (column,)))
     return table.rename_columns(match_names(table.column_names, spellings, folds=folds))
 
@@ -99,8 +99,8 @@ class UploadTask:
 
     Attributes:
         lower: updates before this time are late and left out; None to leave none out.
-        digest_by: the columns of which a digest of the rows is made; empty if no digest is needed.
-        marker: a column that is true for the rows that count for the digest; it is not written. None: all rows count.
+        digest_by: the columns over which to compute a digest of the rows; empty for no digest.
+        marker: a column that is not written, and is true for new rows: only these count for the digest. None: all do.
         one_per_key: raise DuplicateKeys if rows with the marker repeat a key; rows of one key must be adjacent.
     """
 
@@ -118,7 +118,7 @@ class UploadTask:
         yield pa.record_batch({"uploaded": pa.array([uploaded], pa.binary())})
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> "Uploaded":
-        """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
+        """Upload the task's rows as parts. Memory: four times `BUFFER_BYTES_MAX`, and a part."""
         late, digest, keys = LateFilter(self.lower), DigestSum(self.digest_by), OnePerKey(self.target)
         with surface_errors():
             tables = (late.drop_late(self._to_updates(table, digest, keys)) for table in gather_tables(batches))
@@ -127,6 +127,7 @@ class UploadTask:
             return Uploaded(upload(self.target, tables), late.count, digest.total)
 
     def _to_updates(self, table: pa.Table, digest: DigestSum, keys: "OnePerKey") -> pa.Table:
+        """Return rows as updates; add them to the digest, and check their keys."""
         if self.marker is None:
             return digest.add(self.rows.to_updates(table))
         rows = table.drop_columns([self.marker])
@@ -138,13 +139,13 @@ class UploadTask:
 
 @dataclass
 class OnePerKey:
-    """Finds repeated keys in tables in which the rows of each key are adjacent."""
+    """Checks, table by table, that no key repeats; rows of one key are adjacent."""
 
     target: Target
     last: pa.Table | None = None
 
     def check(self, rows: pa.Table) -> None:
-        """Raise DuplicateKeys if a key is repeated in `rows`, or was the last key of the rows before."""
+        """Raise DuplicateKeys if a key repeats in `rows`, or was the last one of the table before."""
         if not len(rows):
             return
         with_last = rows if self.last is None else pa.concat_tables([self.last, rows])
@@ -153,7 +154,7 @@ class OnePerKey:
 
 
 class Uploaded(msgspec.Struct, frozen=True, array_like=True):
-    """The result of one or more upload tasks; `late` is how many updates were left out."""
+    """The parts that tasks have uploaded, a digest, and how many updates were `late` and left out."""
 
     parts: tuple[Part, ...]
     late: int
@@ -176,7 +177,7 @@ def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:
 
 
 def partition_by_key(df: DataFrame, schema: CollectionSchema, partitions: int | None = None) -> DataFrame:
-    """Return df ranged over tasks by key, and sorted within them by key, value and `_time`.
+    """Return df with ranges of keys in partitions, each sorted by key, value and `_time`.
 
     `partitions`: how many tasks; None lets Spark choose by the size of the data, up to spark.sql.shuffle.partitions.
     """
@@ -199,21 +200,21 @@ def is_ranged_by_key(schema: CollectionSchema) -> bool:
 
 
 def _has_distinct_names(schema: CollectionSchema) -> bool:
-    """Return whether all names of columns differ by more than case; Spark may confuse others."""
+    """Return whether no two names of columns differ only by case, which Spark may ignore."""
     return len({name.lower() for name in schema.arrow.names}) == len(schema.arrow.names)
 
 
 def make_sort_order(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
-    """Return the ascending order by the columns, up to the first column in which Spark has another order."""
+    """Return the sort order by columns, up to the first nested one, which Spark orders otherwise."""
     flat = takewhile(lambda name: not pt.is_nested(schema.arrow.field(name).type), names)
     return [F.col(quote_column(name)).asc_nulls_last() for name in flat]
 
 
 @dataclass(frozen=True)
 class EventRows:
-    """The meaning of the rows of a DataFrame of events.
+    """How rows of a DataFrame become events.
 
-    `stamp` has the times and diffs of rows without these columns; `machine` is None for a built-in machine.
+    `stamp`: the time and diff of rows that lack these columns; `machine`: None for a built-in machine.
     """
 
     schema: CollectionSchema
@@ -231,7 +232,7 @@ class EventRows:
         return to_events(rows, self.schema, self.form, self.stamp, read_timeline(self.schema), self.machine)
 
     def check(self, schema: StructType) -> None:
-        """Check the columns of a DataFrame before any of its rows is made."""
+        """Raise InvalidUsage or SchemaMismatch for wrong columns, before any row is computed."""
         if self.stamp is not None and TIME in match_names(schema.names, RESERVED, folds=self.folds):
             raise InvalidUsage("the DataFrame has a column _time, and the option time says it, too. Drop one of them.")
         self(to_stored_schema(schema).empty_table())
@@ -246,7 +247,7 @@ def plan_events(
     collects: bool = False,
     folds: bool = True,
 ) -> KeyedWork:
-    """Plan a batch of events, and check what can be checked before any task starts.
+    """Return the planned work for a batch of events; check what can be checked now.
 
     Args:
         is_plain: rows have no times yet, and get one when they are committed.
@@ -277,6 +278,7 @@ def plan_events(
 
 
 def _check_times(contents: CollectionState, time: int | str | None, end: int | None) -> None:
+    """Raise an error if the time of all rows, or the seal, is already sealed."""
     if isinstance(time, int) and time < contents.upper:
         raise UpdateNotBeyondUpper(time, to_antichain(contents.upper))
     if end is not None and end < contents.upper:
@@ -284,9 +286,9 @@ def _check_times(contents: CollectionState, time: int | str | None, end: int | N
 
 
 def pack_rows(batches: Iterable[pa.RecordBatch], bytes_max: int | None) -> tuple[bytes | None, int]:
-    """Return the rows of a task as an Arrow stream, and their size.
+    """Return the rows of a task as an Arrow stream, and their bytes.
 
-    The stream is None without rows, or if they are larger than bytes_max.
+    The stream is None without rows, or if the rows have more than `bytes_max` bytes.
     """
     nonempty, size = list[pa.RecordBatch](), 0
     for batch in batches:
@@ -312,7 +314,7 @@ def unpack_rows(schema: StructType, streams: Sequence[bytes]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Replanning:
-    """Plans the work of an event batch again: with a time for rows that have none, a seal, and the newest contents."""
+    """Plans a batch of events again, for the newest contents, with a time and a seal."""
 
     work: KeyedWork
 

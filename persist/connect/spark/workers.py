@@ -1,4 +1,4 @@
-"""Common to all tasks: their Python, their number, their errors and their logs.
+"""The Python of Spark's workers, and the errors, logs and number of tasks.
 
 Without `PYSPARK_PYTHON`, workers run the first `python3` on the path, which may differ from the driver's and lack this
 library. PySpark then reports a data source that it cannot find, or an error of pickle. Workers of a local master run on
@@ -41,23 +41,23 @@ _BY_DEFAULT = "python3"  # PySpark's default for workers.
 
 
 def name_driver() -> None:
-    """Set the driver's Python for a JVM that starts later, unless the environment has it already.
+    """Let JVMs that start later use the driver's Python, unless a variable names one.
 
-    The JVM looks for data sources with this Python, and learns it only from this variable.
+    The JVM searches for Python data sources with the Python that this variable names.
     """
     if not {_WORKERS, _DRIVER} & os.environ.keys():
         os.environ[_DRIVER] = sys.executable
 
 
 def choose_local_workers(context: SparkContext) -> None:
-    """Make workers on this machine run the driver's Python, unless the user has chosen another one."""
+    """Let workers on this machine run the driver's Python, unless the user chose another one."""
     is_chosen = context.pythonExec != _BY_DEFAULT or _WORKERS in os.environ
     if context.master.startswith("local") and not is_chosen:
         context.pythonExec = sys.executable
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Raise InvalidUsage if workers of a session run a Python unlike the driver's."""
+    """Raise InvalidUsage if workers run another Python or another version of this library."""
     try:
         context = spark.sparkContext
     except (PySparkException, AttributeError):  # Spark Connect has none.
@@ -71,7 +71,7 @@ def check_workers(spark: SparkSession) -> None:
 
 @lru_cache(maxsize=16)
 def check_python(command: str, ours: str) -> None:
-    """Raise InvalidUsage if local workers run a Python unlike the driver's."""
+    """Raise InvalidUsage if the command of local workers runs another Python or library version."""
     python = shutil.which(command)
     if python is None:
         raise InvalidUsage(_describe_mismatch(f"{command}, which there is not"))
@@ -84,6 +84,7 @@ def check_python(command: str, ours: str) -> None:
 
 @lru_cache(maxsize=16)
 def _check_worker(context: Any) -> None:
+    """Raise InvalidUsage if a worker of the cluster runs another Python or library version."""
     # Workers that lack this module must be able to load it all the same: as a value, not by its name.
     asking = FunctionType(_report_versions.__code__, {"__name__": "__main__"}, "answered")
     asking.__module__ = "__main__"
@@ -97,6 +98,7 @@ def _check_worker(context: Any) -> None:
 
 
 def _report_versions(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
+    """Yield the path and version of a worker's Python, and of this library there."""
     import sys
 
     try:
@@ -107,6 +109,7 @@ def _report_versions(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
 
 
 def _check_versions(python: str, version: str, library: str) -> None:
+    """Raise InvalidUsage if versions differ from the driver's."""
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if version != ours:
         raise InvalidUsage(_describe_mismatch(f"{python} (Python {version or 'unknown'}, and the driver's is {ours})"))
@@ -116,6 +119,7 @@ def _check_versions(python: str, version: str, library: str) -> None:
 
 
 def _describe_mismatch(what: str) -> str:
+    """Return the message for workers with a wrong Python, and its remedy."""
     return (
         f"Spark's workers run {what}: set PYSPARK_PYTHON={sys.executable}, or where workers have this library, before "
         "the session is made."
@@ -130,7 +134,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def surface_errors() -> Iterator[None]:
-    """Within this `with`, make Spark show a PersistError by its class name and message, without a traceback."""
+    """Make Spark show a PersistError by its class and message, without a traceback."""
     try:
         yield
     except PersistError:
@@ -140,7 +144,7 @@ def surface_errors() -> Iterator[None]:
 
 @contextmanager
 def explain_missing_collection(collection: str) -> Iterator[None]:
-    """Add to CollectionNotFound how to create the collection that is to be written."""
+    """Add to CollectionNotFound how a write can create the collection."""
     try:
         yield
     except CollectionNotFound as error:
@@ -152,14 +156,14 @@ def explain_missing_collection(collection: str) -> Iterator[None]:
 
 
 def log(message: str, *arguments: object) -> None:
-    """Log a message at level INFO, in a worker whose log Spark keeps."""
+    """Log a message in a worker, if Spark keeps the logs of workers."""
     if _KEPT in os.environ:
         logger.setLevel(logging.INFO)
         logger.info(message, *arguments)
 
 
 def get_parallelism(spark: SparkSession) -> int:
-    """Return how many tasks can run at a time, or a default if Spark hides it."""
+    """Return how many tasks can run at a time; a default if Spark hides it."""
     context: Any = None
     try:
         context = spark.sparkContext

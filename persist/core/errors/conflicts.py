@@ -19,7 +19,7 @@ class CollectionExists(Conflict):
 class QueryMismatch(Conflict):
     """A batch of a streaming query cannot follow the last one committed here.
 
-    `last` is the last committed batch, or None; `run` is the run that has taken over, if that is the reason.
+    `last` is the last committed batch, or None; `run` is the newer run of the query, if there is one.
     """
 
     query: str
@@ -75,7 +75,7 @@ class WriterFenced(Conflict):
 
 
 class Superseded(Conflict):
-    """Another client came first, such as a compaction. The output is deleted."""
+    """Another client changed the same thing first; this operation's output is deleted."""
 
 
 @dataclass(eq=False, repr=False)
@@ -225,4 +225,5 @@ class LogInterrupted(Corruption):
 
 
 def _describe_set_aside(url: str) -> str:
+    """Return the command that moves a log's records after a gap away."""
     return f"`persist fsck --repair --set-aside {shlex.quote(url)}`"

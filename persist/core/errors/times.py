@@ -212,6 +212,7 @@ class _Moved(AboutTimes, Conflict):
         return self._format_place(self.actual)
 
     def _format_place(self, time: int | None) -> str:
+        """Return "not there", or the time of the hold or tag."""
         return "not there" if time is None else f"at {self.format_time(time)}"
 
 
@@ -236,7 +237,7 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
     """A commit must be the only addition to the sealed contents, but another writer has added updates.
 
     Attributes:
-        time: of the latest such update; None if the updates are in the same record of the log.
+        time: of the latest such update; None if this client's own writes in the same commit are meant.
         first: the least time of the unsealed updates. `updates`: their number, if known.
     """
 

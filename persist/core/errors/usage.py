@@ -1,6 +1,6 @@
 """Mistakes of the caller that do not concern times: the call must be changed.
 
-They include the errors of dataflows, which name the operator; persisted outputs stay at their last sealed time.
+Errors of dataflows are here, too, and name the operator; persisted outputs stay at their last sealed time.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class KeyedCollection(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class ViewWritten(InvalidUsage):
-    """A client other than its refresh wrote or sealed a view (rule 19)."""
+    """Something other than its refresh wrote or sealed a view (rule 19)."""
 
     name: str
 
@@ -421,7 +421,7 @@ class WouldRecompute(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class LimitReached(InvalidUsage):
-    """Work reached a limit of its caller. Nothing of its current step was written."""
+    """Work reached its limit of time or memory. Its current step wrote nothing."""
 
     what: str
     limit: str
@@ -476,7 +476,7 @@ class InputClosed(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class SourceLost(InvalidUsage):
-    """A source cannot be read from where the program needs it."""
+    """A source cannot be read from the position that a program needs."""
 
     source: str
     problem: str

@@ -89,6 +89,7 @@ def format_term(term: Term) -> str:
 
 
 def _encode_value(value: pa.Scalar) -> tuple[Json, Json]:
+    """Return a constant's type and its value as JSON."""
     try:
         kind = encode_type(value.type)
     except ValueError:  # No column has it, such as the type of a bare NULL.
@@ -97,6 +98,7 @@ def _encode_value(value: pa.Scalar) -> tuple[Json, Json]:
 
 
 def _encode_json_value(value: pa.Scalar) -> Json:
+    """Return a constant's value as JSON; None for NULL."""
     if not value.is_valid:
         return None
     if is_flat(value.type):
@@ -123,6 +125,7 @@ def _decode_options(column: pa.Array) -> tuple[tuple[str, Lit], ...]:
 
 
 def _is_not_default(name: str, value: pa.Scalar) -> bool:
+    """Return whether an option of an Arrow function differs from its default."""
     if name == _TYPE_NAME or not value.is_valid:
         return False
     return len(value.values) > 0 if isinstance(value, LISTS) else bool(value.as_py())

@@ -31,7 +31,7 @@ def make_document_expression(function: str, document: pc.Expression, path: str |
 def make_number_condition(value: pc.Expression, kind: str, sign: str, number: str, *, is_text: bool) -> pc.Expression:
     """Return the Arrow condition that compares a value of documents with a number.
 
-    It is true for each value that meets the condition, and for texts that DuckDB cannot cast.
+    The condition is true for each value that meets it, and for texts that DuckDB cannot cast.
 
     Args:
         value: of documents, as text.
@@ -44,7 +44,7 @@ def make_number_condition(value: pc.Expression, kind: str, sign: str, number: st
 
 
 def join_paths(steps: Sequence[tuple[str, str | int]]) -> list[tuple[str, str | int]]:
-    """Merge consecutive steps through objects; return functions and their paths."""
+    """Merge consecutive paths into objects; return JSON functions with their paths."""
     joined: list[tuple[str, str | int]] = []
     for function, path in steps:
         outer, inner = to_full_path(joined[-1][1]) if joined else None, to_full_path(path)
@@ -79,6 +79,7 @@ def check_path(function: str, path: str | int) -> None:
 
 
 def _format_path(path: str | int) -> str:
+    """Return the path as a literal of SQL."""
     return str(path) if isinstance(path, int) else "'" + path.replace("'", "''") + "'"
 
 

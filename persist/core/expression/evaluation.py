@@ -46,9 +46,9 @@ def evaluate(expression: Term, columns: Mapping[str, pa.Array]) -> Value:
 
 
 def evaluate_by_duckdb(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> dict[int, pa.Array]:
-    """Return the results of the expressions that DuckDB computes, by position.
+    """Compute the terms that need DuckDB in one query; return results by position.
 
-    One query computes all of them, which takes little longer than one of them. The result is empty if there are fewer
+    One query takes little longer for all terms than for one. The result is empty if there are fewer
     than two, or if one raises. The caller then evaluates each by `evaluate`.
     """
     python_calls = {
@@ -70,7 +70,7 @@ def evaluate_by_duckdb(expressions: Sequence[Term], columns: Mapping[str, pa.Arr
 
 
 class Rows(Mapping[str, pa.Array]):
-    """Some rows of columns, each taken at its first use."""
+    """Some rows of several columns; each column is taken at first use."""
 
     def __init__(self, columns: Mapping[str, pa.Array], rows: pa.Array) -> None:
         self._columns = columns
@@ -160,6 +160,7 @@ def _evaluate_coalesce(
 
 
 def _evaluate_part(expression: Term, columns: Mapping[str, pa.Array], kind: pa.DataType) -> pa.Array:
+    """Return the values of a branch or argument, cast to a type."""
     values = broadcast(evaluate(expression, columns), len(columns))
     return values if values.type == kind else values.cast(kind)
 
@@ -203,6 +204,7 @@ def broadcast(value: Value, rows: int) -> pa.Array:
 
 
 def _divide_as_floats(one: Value, other: Value) -> Value:
+    """Divide as floats; NULL for a zero divisor."""
     divisor = pc.cast(other, pa.float64(), safe=False)
     zero = pc.equal(divisor, 0.0)
     divisor = pc.if_else(zero, pa.scalar(None, pa.float64()), divisor)
@@ -210,7 +212,7 @@ def _divide_as_floats(one: Value, other: Value) -> Value:
 
 
 def _prepare_integer_division(dividend: Value, divisor: Value) -> tuple[Value, Value]:
-    """Return both as the same type of number, with NULL for a zero divisor."""
+    """Convert both numbers to one type; a zero divisor becomes NULL."""
     for operand in (dividend, divisor):
         if not (pat.is_integer(operand.type) or pat.is_floating(operand.type)):
             raise TypeError(f"{operand.type} is not a number")
@@ -221,6 +223,7 @@ def _prepare_integer_division(dividend: Value, divisor: Value) -> tuple[Value, V
 
 
 def _floor_divide(dividend: Value, divisor: Value) -> Value:
+    """Divide and round down; NULL for a zero divisor."""
     dividend, divisor = _prepare_integer_division(dividend, divisor)
     if pat.is_floating(dividend.type):
         return pc.floor(pc.divide(dividend, divisor))
@@ -231,6 +234,7 @@ def _floor_divide(dividend: Value, divisor: Value) -> Value:
 
 
 def _modulo(dividend: Value, divisor: Value) -> Value:
+    """Return the remainder of `_floor_divide`."""
     quotient = _floor_divide(dividend, divisor)
     dividend, divisor = _prepare_integer_division(dividend, divisor)
     if pat.is_floating(dividend.type):
@@ -252,12 +256,15 @@ def _float_modulo(one: Value, other: Value) -> Value:
 
 
 def _check_condition(*values: Value) -> None:
+    """Raise TypeError unless all values are booleans or NULL."""
     for value in values:
         if not (pat.is_boolean(value.type) or pat.is_null(value.type)):
             raise TypeError(f"{value.type} is not a condition")
 
 
 def _on_conditions(function: Callable[..., Value]) -> Callable[..., Value]:
+    """Wrap a function so that it refuses arguments that are not boolean."""
+
     def apply(*values: Value) -> Value:
         _check_condition(*values)
         return function(*values)
@@ -266,18 +273,21 @@ def _on_conditions(function: Callable[..., Value]) -> Callable[..., Value]:
 
 
 def _if_else(condition: Value, then: Value, otherwise: Value) -> Value:
+    """Return `then` where the condition is true, and `otherwise` elsewhere."""
     _check_condition(condition)
     # Arrow returns NULL for a NULL condition; here, as in SQL, such a condition is not true.
     return pc.if_else(pc.fill_null(condition, False), then, otherwise)
 
 
 def _cast(value: Value, kind: pa.DataType) -> Value:
+    """Cast values to a type; booleans become 0 and 1."""
     if pat.is_boolean(value.type) and (pat.is_integer(kind) or pat.is_floating(kind)):
         return pc.cast(pc.cast(value, pa.int8()), kind)
     return pc.cast(value, kind)
 
 
 def _test_membership(value: Value, values: tuple[Any, ...]) -> Value:
+    """Return whether values are among constants, with SQL's rules for NULL."""
     is_listed = pc.is_in(value, value_set=pa.array(list(values), value.type))
     # As in SQL, a value outside of the list may still equal a NULL in it.
     is_decided = pc.or_(is_listed, None not in values)
@@ -291,6 +301,7 @@ def _extract_time_part(value: Value, unit: str) -> Value:
 
 
 def _round_down(value: Value, unit: str | None) -> Value:
+    """Round numbers down; round timestamps down to the unit."""
     return pc.floor(value) if unit is None else pc.floor_temporal(value, unit=unit)
 
 
@@ -327,7 +338,7 @@ def _add(one: Value, other: Value) -> Value:
 
 
 def _unify_types(one: Value, other: Value) -> tuple[Value, Value]:
-    """Convert an integer beside a float to the nearest float."""
+    """Convert an integer that meets a float to the nearest float."""
     if pat.is_floating(one.type) and pat.is_integer(other.type):
         return one, pc.cast(other, one.type, safe=False)
     if pat.is_integer(one.type) and pat.is_floating(other.type):
@@ -336,6 +347,7 @@ def _unify_types(one: Value, other: Value) -> tuple[Value, Value]:
 
 
 def _on_unified_types(function: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """Wrap a function so that both its numbers have one type."""
     return lambda one, other: function(*_unify_types(one, other))
 
 
@@ -432,7 +444,7 @@ def factor_conjuncts(condition: Term) -> list[Term]:
 
 
 def may_raise(term: Term, kinds: Kinds) -> bool:
-    """Return whether a term over columns of some types may raise on some records."""
+    """Return whether a term may raise; `kinds` are the columns' types."""
     if not isinstance(term, Call):
         return False
     if any(may_raise(argument, kinds) for argument in term.arguments):
@@ -459,7 +471,7 @@ def _never_raises(call: Call, kinds: Kinds) -> bool:
 
 
 def _infer_kind(term: Term, kinds: Kinds) -> pa.DataType:
-    """Return the type of a term over columns of some types."""
+    """Return the type of a term; `kinds` are the columns' types."""
     if isinstance(term, Col):
         return kinds[term.name]
     if isinstance(term, Place):
@@ -473,13 +485,14 @@ def _infer_kind(term: Term, kinds: Kinds) -> pa.DataType:
 
 
 def _are_alike(kinds: Sequence[pa.DataType]) -> bool:
+    """Return whether types are equal, or all are numbers except uint64."""
     return all(kind == kinds[0] for kind in kinds) or all(
         (pat.is_integer(kind) and not pat.is_uint64(kind)) or pat.is_floating(kind) for kind in kinds
     )
 
 
 def _holds_all_values(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Return whether a type of queries has a value for every value of another one."""
+    """Return whether the wide type can represent all values of the narrow."""
     if narrow == wide or pat.is_string(wide):
         return True
     if pat.is_date(wide) or wide in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
@@ -502,5 +515,6 @@ def _holds_all_values(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 def _get_range(kind: pa.DataType) -> tuple[int, int]:
+    """Return the least and the greatest value of an integer type."""
     bits = kind.bit_width
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if pat.is_signed_integer(kind) else (0, 2**bits - 1)

@@ -86,6 +86,8 @@ DIGITS_MAX = 76  # For whole numbers: decimal256 has so many.
 
 @dataclass(frozen=True)
 class _Token:
+    """A word, name, sign or literal of a condition; `at`: its position."""
+
     kind: str  # number, text, name, word (one of _WORDS), sign, end
     text: str
     at: int
@@ -129,6 +131,8 @@ def parse_where(text: str, schema: CollectionSchema) -> pc.Expression:
 
 
 class _Parser:
+    """Parses the text of a condition by recursive descent."""
+
     def __init__(self, text: str, schema: CollectionSchema) -> None:
         self._text = text
         self._types = {name: schema.arrow.field(name).type for name in schema.names}
@@ -159,6 +163,7 @@ class _Parser:
         return condition
 
     def _parse_factor(self) -> Term:
+        """Parse NOT, a condition in parentheses, or a single test."""
         self._check_depth()
         try:
             if self._accept("not"):
@@ -172,6 +177,7 @@ class _Parser:
             self._depth -= 1
 
     def _check_depth(self) -> None:
+        """Count one more nesting level; raise InvalidUsage if there are too many."""
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise InvalidUsage(f"the condition {self._text!r:.200} nests deeper than {DEPTH_MAX} levels")
@@ -246,6 +252,7 @@ class _Parser:
         return None
 
     def _make_comparison_operand(self, operand: _Operand, other: _Operand | None = None) -> Term:
+        """Return an operand as a term; literals take the other operand's type."""
         if operand.column is not None:
             term: Term = Col(operand.column)
             for function, path in join_paths(operand.path):
@@ -265,7 +272,7 @@ class _Parser:
         return Col(operand.column)
 
     def _parse_literal(self, of: _Operand) -> pa.Scalar:
-        """Parse a literal to be compared with an operand."""
+        """Parse a literal to be compared with the operand `of`."""
         operand = self._parse_operand()
         if operand.column is not None:
             raise InvalidUsage(
@@ -274,6 +281,7 @@ class _Parser:
         return self._to_scalar(operand, of.type)
 
     def _to_scalar(self, operand: _Operand, target_type: pa.DataType | None) -> pa.Scalar:
+        """Convert a literal to a type; raise InvalidUsage if impossible."""
         value = operand.value
         try:
             if operand.is_double and target_type is not None and pat.is_floating(target_type):
@@ -282,7 +290,7 @@ class _Parser:
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
             raise InvalidUsage(
                 f"the condition {self._text!r:.200} compares {_describe_value(value)} with a column of type "
-                f"{target_type}, of which it is not a value. Text is in single quotes, "
+                f"{target_type}, which cannot have that value. Text is in single quotes, "
                 "moments are as '2026-11-21T12:00:00Z'"
             ) from None
 
@@ -369,6 +377,7 @@ class _Parser:
             raise self._make_unexpected_error(repr(text))
 
     def _make_unexpected_error(self, wanted: str) -> InvalidUsage:
+        """Return the error for a token that is not one of `wanted`."""
         actual = repr(self._next_token.text) if self._next_token.kind != "end" else "the end"
         return InvalidUsage(
             f"the condition {self._text!r:.200} is not a condition: at character {self._next_token.at + 1} there is "
@@ -426,6 +435,7 @@ def _describe_value(value: Any) -> str:
 
 
 def _unquote(text: str) -> str:
+    """Return a quoted SQL text without its quotes."""
     return text[1:-1].replace("''", "'")
 
 
@@ -453,7 +463,7 @@ def _convert_literal(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
 
 
 def _adapt_to_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Scalar:
-    """Return a literal that compares with integers of a type as a number does.
+    """Return a literal that compares with integer columns as the number does.
 
     Arrow refuses to compare large integers with floats, and unsigned ones with signed ones. Decimals compare exactly.
     """
@@ -469,7 +479,7 @@ def _adapt_to_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Sc
 
 
 def _adapt_to_decimals(number: Decimal, target_type: pa.DataType) -> pa.Scalar:
-    """Return a literal that compares with decimals of a type as a number does."""
+    """Return a literal that compares with decimal columns as the number does."""
     context = Context(prec=2 * DIGITS_MAX)
     limit = Decimal(1).scaleb(target_type.precision - target_type.scale)
     number = max(-limit, min(limit, number))
@@ -481,7 +491,7 @@ def _adapt_to_decimals(number: Decimal, target_type: pa.DataType) -> pa.Scalar:
 
 
 def _can_hold(kind: pa.DataType | None, value: pa.Scalar) -> bool:
-    """Return whether a column can have a value."""
+    """Return whether a column of a type can have exactly this value."""
     if kind is None or value.type == kind:
         return True
     if pat.is_float32(kind):
@@ -507,6 +517,7 @@ def is_text(t: pa.DataType) -> bool:
 
 
 def _parse_filter(text: str, target_type: pa.DataType) -> pa.Scalar:
+    """Convert a text literal to the type of the compared column."""
     if pat.is_boolean(target_type) or pat.is_integer(target_type) or pat.is_floating(target_type):
         raise ValueError("text among numbers")
     try:

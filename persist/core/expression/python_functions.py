@@ -48,7 +48,7 @@ class PythonFunction:
         return f"{self.name}() of version {self.version}"
 
     def make_call(self, arguments: Sequence[Term], at: int | None) -> Call:
-        """Return a call of this function."""
+        """Return a term that calls this function; `at`: position in the query."""
         identity = (Lit(pa.scalar(self.name)), Lit(pa.scalar(self.version)))
         return make_sql_call("python", self.returns, *identity, *arguments, at=at)
 
@@ -80,7 +80,7 @@ class PythonFunction:
         if result.type != self.returns:
             with suppress(pa.ArrowException):
                 return result.cast(self.returns)
-            raise ValueError(f"{self} gave values of {result.type}, and was announced to give {self.returns}")
+            raise ValueError(f"{self} returned values of type {result.type}, and is declared to return {self.returns}")
         return result
 
 
@@ -115,6 +115,7 @@ def add_function(
 
 @cache
 def _list_duckdb_functions() -> frozenset[str]:
+    """Return the lower-case names of DuckDB's functions, which users cannot redefine."""
     try:
         connection = get_calculator().cursor()
     except ImportError:  # Then no query is bound here; views that exist know their functions by version.
@@ -137,11 +138,11 @@ def find_python_function(name: str) -> PythonFunction | None:
 
 
 def call_python_function(name: str, version: str, *arguments: Any) -> pa.Array:
-    """Return the values of a function for each row of some columns; the last argument is their type.
+    """Call a registered function on columns; the last argument is the result's type.
 
     Raises:
-        FunctionNotFound: this process does not have it.
-        ValueError: it raised, or returned something else than declared.
+        FunctionNotFound: this process does not have the function.
+        ValueError: the function raised, or returned something else than declared.
     """
     *columns, _ = arguments
     return _find_version(name, version).call_on_columns(*columns)

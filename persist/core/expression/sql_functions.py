@@ -43,13 +43,13 @@ DuckDBCall = tuple[str, Sequence[Any], pa.DataType]  # Text, columns, type.
 
 
 def compute_by_duckdb(text: str, *arguments: Any) -> pa.Array:
-    """Return the value of an expression for each row of the arguments; the last argument is its type."""
+    """Compute an SQL expression over columns; the last argument is the result's type."""
     *columns, kind = arguments
     return compute_together([(text, columns or [pa.nulls(1, pa.int8())], kind)])[0]  # Constants have one value.
 
 
 def compute_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
-    """Return the values of several expressions over columns of one length; raises as `compute_by_duckdb`."""
+    """Compute several SQL expressions over columns of one length in one query."""
     check_duckdb_version()
     import duckdb
 
@@ -86,12 +86,12 @@ def _renumber(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
 
 
 def fill_in_columns(text: str, columns: Sequence[str]) -> str:
-    """Replace the columns `$1`, `$2` … of an expression by other texts."""
+    """Replace `$1`, `$2` … of an SQL expression by columns' texts."""
     return _replace_quoted(text, {f'"${number}"': column for number, column in enumerate(columns, 1)})
 
 
 def _replace_quoted(text: str, names: Mapping[str, str]) -> str:
-    """Replace quoted names in a text; leave its constants as they are."""
+    """Replace quoted names in SQL, but nothing inside its text literals."""
     return _QUOTED.sub(lambda match: names.get(match[0], match[0]), text)
 
 
@@ -103,7 +103,7 @@ def _check_result(result: Any, kind: pa.DataType) -> pa.Array:
     if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
         most = pc.max(pc.binary_length(array)).as_py()
         if most is not None and most > VALUE_BYTES_MAX:
-            raise ValueError(f"a value of {most:,} bytes is made, and a value has no more than {VALUE_BYTES_MAX:,}")
+            raise ValueError(f"the result has a value of {most:,} bytes, and at most {VALUE_BYTES_MAX:,} are allowed")
     return array if array.type.equals(kind, check_metadata=True) else array.cast(kind)
 
 
@@ -123,7 +123,7 @@ def check_duckdb_version() -> None:
 
 
 class _Given:
-    """The columns that DuckDB reads each time that it computes an expression."""
+    """The input of a prepared DuckDB query; each computation sets another table."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -133,7 +133,7 @@ class _Given:
 
 
 class _Bound:
-    """Expressions that DuckDB has bound to column types, because binding costs more than computing a few rows."""
+    """SQL expressions bound to column types: binding costs more than computing few rows."""
 
     def __init__(self, texts: Sequence[str], are_intervals: Sequence[bool], schema: pa.Schema) -> None:
         self._none = schema.empty_table()
@@ -158,7 +158,7 @@ class _Bound:
 
 
 def _make_interval_sql(name: str) -> str:
-    """Return the SQL of an interval as the struct that Arrow gets."""
+    """Return SQL that turns a column of intervals into structs for Arrow."""
     months, days, micros = (field.name for field in INTERVAL)
     return f"""CASE WHEN {name} IS NOT NULL THEN {{
         '{months}': CAST(12 * date_part('year', {name}) + date_part('month', {name}) AS INTEGER),
@@ -170,6 +170,7 @@ def _make_interval_sql(name: str) -> str:
 
 @lru_cache(EXPRESSIONS_KEPT)
 def _bind(texts: tuple[str, ...], are_intervals: tuple[bool, ...], schema: pa.Schema, thread: int) -> _Bound:
+    """Return bound SQL expressions, from a cache for each thread."""
     return _Bound(texts, are_intervals, schema)
 
 
@@ -177,7 +178,7 @@ _PARTS = ("year", "quarter", "month", "day", "hour", "minute", "second")
 
 
 def _make_comparison(function: Callable[..., pa.Array], sign: str) -> Callable[..., pa.Array]:
-    """Return a comparison; DuckDB compares lists, structs and maps, which Arrow cannot order."""
+    """Return a comparison of columns; DuckDB compares lists, structs and maps."""
 
     def compare(one: pa.Array, other: pa.Array, kind: pa.DataType = BOOLEAN) -> pa.Array:
         if pat.is_nested(one.type):
@@ -192,6 +193,7 @@ _equal = _make_comparison(pc.equal, "=")
 
 
 def _is_same(one: pa.Array, other: pa.Array) -> pa.Array:
+    """Return IS NOT DISTINCT FROM: NULL equals NULL."""
     both_null = pc.and_(pc.is_null(one), pc.is_null(other))
     return pc.or_(both_null, pc.fill_null(pc.equal(one, other), False))
 
@@ -200,6 +202,7 @@ _not_distinct_from = _make_comparison(_is_same, "IS NOT DISTINCT FROM")
 
 
 def _differs(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return IS DISTINCT FROM: NULL equals NULL."""
     return pc.invert(_not_distinct_from(one, other))
 
 
@@ -213,6 +216,8 @@ def _is_member(value: pa.Array, *others: pa.Array) -> pa.Array:
 
 
 def _make_arithmetic(sign: str, function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+    """Return the SQL operator `sign`; DuckDB computes it for times and intervals."""
+
     def apply(*arguments: Any) -> pa.Array:
         """Compute with DuckDB for times and intervals, otherwise with numbers."""
         *values, kind = arguments
@@ -238,9 +243,9 @@ def _nullif(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _make_time_bound(*, after: bool) -> Callable[..., pa.Array]:
-    """Return the function of the first times at or after moments.
+    """Return the function that computes the first time at or after moments.
 
-    It takes timestamps or dates, and a unit "s", "ms", "us" or "ns"; or, with the unit "", numbers that are times.
+    The function takes timestamps or dates, and a unit "s", "ms", "us" or "ns"; or, with the unit "", times as numbers.
     """
 
     def apply(value: pa.Array, unit: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -285,6 +290,8 @@ def _cast_values(value: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _make_part(unit: str) -> Callable[..., pa.Array]:
+    """Return the function that extracts a unit, such as the year."""
+
     def part(value: pa.Array, kind: pa.DataType) -> pa.Array:
         if numbers.has_extreme_moments(value):
             return compute_by_duckdb(f'"{unit}"("$1")', numbers.drop_zone(value), pa.int64()).cast(kind)
@@ -296,7 +303,7 @@ def _make_part(unit: str) -> Callable[..., pa.Array]:
 
 
 def _make_pattern_function(function: Callable[[pa.Array, str], pa.Array]) -> Callable[..., pa.Array]:
-    """Return a function of texts and one constant pattern."""
+    """Wrap a function of texts and a pattern, which must be constant."""
 
     def apply(text: pa.Array, pattern: pa.Array, kind: pa.DataType) -> pa.Array:
         if not len(text) or not pattern[0].is_valid:
@@ -322,6 +329,8 @@ def _make_like(is_like: bool, ignore_case: bool) -> Callable[..., pa.Array]:
 
 
 def _make_logical(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+    """Return an SQL function that combines any number of conditions."""
+
     def apply(*arguments: Any) -> pa.Array:
         """Combine the arguments from the left."""
         *values, _ = arguments
@@ -334,6 +343,7 @@ def _make_logical(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
 
 
 def _ignore_kind(function: Callable[..., Any]) -> Callable[..., pa.Array]:
+    """Wrap a function so that it takes a result type, unused."""
     return lambda value, kind: function(value)
 
 

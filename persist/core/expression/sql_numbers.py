@@ -65,6 +65,7 @@ def _multiply_decimals(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.
 
 
 def _to_decimal_operand(value: pa.Array) -> pa.Array:
+    """Return integers as decimals; decimals stay as they are."""
     if pat.is_decimal(value.type):
         return value
     return pc.cast(value, pa.decimal128(20, 0))
@@ -120,13 +121,14 @@ def compute_remainder(dividend: pa.Array, divisor: pa.Array, kind: pa.DataType) 
 
 
 def _check_no_zero(one: pa.Array, divisor: pa.Array) -> None:
+    """Raise ValueError if a zero divides a number that is not NULL."""
     is_zero = pc.equal(divisor, pa.scalar(Decimal(0) if pat.is_decimal(divisor.type) else 0, divisor.type))
     if pc.any(pc.and_(is_zero, pc.is_valid(one))).as_py():
         raise ValueError("division by zero; write nullif(divisor, 0) for NULL instead")
 
 
 def _replace_zero(divisor: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return divisors, with NULL in place of zero if the dividend is NULL."""
+    """Return divisors with NULL in place of zero."""
     divisor = convert_number(divisor, kind)
     return pc.if_else(pc.equal(divisor, pa.scalar(0, kind)), pa.scalar(None, kind), divisor)
 
@@ -148,7 +150,7 @@ def get_floats(value: pa.Array) -> Floats:
 
 
 def make_float_array(values: Floats, *given: pa.Array) -> pa.Array:
-    """Return floats as Arrow, with NULL wherever an argument is NULL."""
+    """Return floats as Arrow, with NULL wherever a `given` argument is NULL."""
     mask = np.zeros(len(values), np.bool_)
     for argument in given:
         if argument.null_count:
@@ -191,7 +193,7 @@ LIMB = 62  # Bits of the lower limb of a wide decimal.
 
 
 def extract_limb(value: pa.Array, number: int) -> pa.Array:
-    """Return the lower (0) or the upper (1) limb of decimals: value * 10**scale = lower + upper * 2**62."""
+    """Return the lower (0) or upper (1) int64 of decimals: value * 10**scale = lower + upper * 2**62."""
     if isinstance(value, pa.ChunkedArray):
         value = value.combine_chunks()
     mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
@@ -209,7 +211,7 @@ def extract_limb(value: pa.Array, number: int) -> pa.Array:
 
 
 def join_decimal_limbs(lower: pa.Array, upper: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return sums of limbs as decimals."""
+    """Return decimals from the sums of their lower and upper parts (`extract_limb`)."""
     lower, upper = (limbs.combine_chunks() if isinstance(limbs, pa.ChunkedArray) else limbs for limbs in (lower, upper))
     if lower.type.bit_width == kind.bit_width == 128 and kind.precision == 38 and not _has_upper(upper):
         return pa.Array.from_buffers(kind, len(lower), lower.buffers(), offset=lower.offset)
@@ -226,11 +228,12 @@ def join_decimal_limbs(lower: pa.Array, upper: pa.Array, kind: pa.DataType) -> p
 
 
 def _has_upper(upper: pa.Array) -> bool:
+    """Return whether an upper part is not zero."""
     return bool(pc.any(pc.not_equal(upper, pa.scalar(Decimal(0), upper.type))).as_py())
 
 
 def compute_mean(lower: pa.Array, upper: pa.Array, counts: pa.Array, scale: pa.Array) -> pa.Array:
-    """Return sums of limbs over counts, rounded once."""
+    """Return means from counts and the sums of `extract_limb`, rounded once."""
     columns = (column.to_pylist() for column in (lower, upper, counts, scale))
     means = [
         None if low is None or not count else (int(low) + (int(high) << LIMB)) / (count * 10**digits)
@@ -263,7 +266,7 @@ _MOMENTS = (("date", "timestamp"), ("timestamp", "date"), ("timestamp", "time"))
 
 
 def normalize_for_order(value: pa.Array) -> pa.Array:
-    """Return values in SQL's order: floats are ordered as numbers, with NaN last and equal to itself."""
+    """Return values that Arrow compares in SQL's order: NaN comes last."""
     if pat.is_boolean(value.type):
         return pc.cast(value, pa.int8())
     if not pat.is_floating(value.type):
@@ -275,7 +278,7 @@ def normalize_for_order(value: pa.Array) -> pa.Array:
 
 
 def cast_values(value: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return values as another type."""
+    """Cast values to another type, as SQL does."""
     if value.type == kind:
         return value
     if value.null_count == len(value):

@@ -68,6 +68,7 @@ class Lit(Term):
 
     @property
     def _encode_value(self) -> tuple[pa.DataType, str]:
+        """Return type and text of the constant, by which constants are compared."""
         try:
             return self.value.type, repr(self.value)
         except (OverflowError, ValueError):  # Python has no object for it, such as for an infinite date.
@@ -84,7 +85,7 @@ class Lit(Term):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call(Term):
-    """A function of other terms, with constant options. `at`: its place in the text of a query, for messages."""
+    """A call of a function. `at`: its position in a query's text."""
 
     function: str
     arguments: tuple[Term, ...]
@@ -130,7 +131,7 @@ _SIGNS = {
 
 
 def is_call(term: Term, *functions: str) -> bool:
-    """Return whether a term calls one of some functions, of either family."""
+    """Return whether a term calls one of these functions (programs' or queries')."""
     return isinstance(term, Call) and term.function.removeprefix(SQL) in functions
 
 
@@ -154,31 +155,31 @@ def list_columns(term: Term) -> set[str]:
 
 
 def list_places(term: Term) -> set[int]:
-    """Return the places of the columns that a term reads."""
+    """Return the numbers of the columns that a term reads."""
     return {leaf.index for leaf in iterate_leaves(term) if isinstance(leaf, Place)}
 
 
 def substitute_columns(term: Term, by: Mapping[str, Term]) -> Term:
-    """Return a term with columns replaced by other terms."""
+    """Return a term with named columns replaced by the terms in `by`."""
     if isinstance(term, Call):  # With one call of Python for each level, so that deep terms can be taken.
         return Call(term.function, tuple(map(substitute_columns, term.arguments, repeat(by))), term.options, term.at)
     return by.get(term.name, term) if isinstance(term, Col) else term
 
 
 def replace_columns(term: Term, to: Callable[[int], Term]) -> Term:
-    """Return a term with each numbered column replaced by a function's result for its number."""
+    """Return a term with each numbered column replaced by `to(number)`."""
     if isinstance(term, Call):
         return Call(term.function, tuple(map(replace_columns, term.arguments, repeat(to))), term.options, term.at)
     return to(term.index) if isinstance(term, Place) else term
 
 
 def shift_columns(term: Term, by: int) -> Term:
-    """Return a term with its column numbers increased."""
+    """Return a term with `by` added to its column numbers."""
     return replace_columns(term, lambda index: Place(index + by))
 
 
 def move_columns(term: Term, places: Mapping[int, int]) -> Term:
-    """Return a term with its columns renumbered."""
+    """Return a term with its column numbers replaced by `places`."""
     return replace_columns(term, lambda index: Place(places[index]))
 
 
@@ -186,10 +187,12 @@ _Binary: TypeAlias = Callable[["Expression", Any], "Expression"]
 
 
 def _make_operator(function: str) -> _Binary:
+    """Return the method of `Expression` for an operator."""
     return lambda self, other: _make_expression(function, self, other)
 
 
 def _make_reflected_operator(function: str) -> _Binary:
+    """Return the method for an operator whose left operand is a constant."""
     return lambda self, other: _make_expression(function, other, self)
 
 
@@ -240,11 +243,11 @@ class Expression:
         return _make_expression("cast", self, options=(kind,))
 
     def is_null(self) -> "Expression":
-        """Whether it is NULL."""
+        """Whether the value is NULL."""
         return _make_expression("is_null", self)
 
     def is_in(self, values: Sequence[Any]) -> "Expression":
-        """Whether it equals one of some constants."""
+        """Whether the value equals one of some constants."""
         return _make_expression("is_in", self, options=(tuple(values),))
 
     def coalesce(self, *others: Any) -> "Expression":
@@ -252,11 +255,11 @@ class Expression:
         return _make_expression("coalesce", self, *others)
 
     def min_with(self, *others: Any) -> "Expression":
-        """The least of this and others, NULLs left out."""
+        """The least of this value and others; NULLs are ignored."""
         return _make_expression("least", self, *others)
 
     def max_with(self, *others: Any) -> "Expression":
-        """The greatest of this and others, NULLs left out."""
+        """The greatest of this value and others; NULLs are ignored."""
         return _make_expression("greatest", self, *others)
 
     def lower(self) -> "Expression":
@@ -280,15 +283,15 @@ class Expression:
         return _make_expression("slice", self, options=(start, stop))
 
     def starts_with(self, text: str) -> "Expression":
-        """Whether it begins with a constant text."""
+        """Whether the text begins with a constant text."""
         return _make_expression("starts_with", self, options=(text,))
 
     def ends_with(self, text: str) -> "Expression":
-        """Whether it ends with a constant text."""
+        """Whether the text ends with a constant text."""
         return _make_expression("ends_with", self, options=(text,))
 
     def contains(self, text: str) -> "Expression":
-        """Whether a constant text occurs in it."""
+        """Whether the text contains a constant text."""
         return _make_expression("contains", self, options=(text,))
 
     def replace(self, text: str, by: str) -> "Expression":
@@ -296,7 +299,7 @@ class Expression:
         return _make_expression("replace", self, options=(text, by))
 
     def concat(self, *others: Any) -> "Expression":
-        """Text with other texts behind it."""
+        """This text, followed by other texts."""
         return _make_expression("concat", self, *others)
 
     def part(self, unit: str) -> "Expression":
@@ -348,7 +351,7 @@ class Aggregate:
 
 
 class When(Expression):
-    """A conditional without its `otherwise`; then other records get NULL."""
+    """An unfinished conditional: without `otherwise`, other records get NULL."""
 
     __slots__ = ("_branches",)
 
@@ -389,7 +392,7 @@ def lit(value: Any, kind: pa.DataType | None = None) -> Expression:
     if isinstance(value, Expression):
         return value
     if isinstance(value, Aggregate):
-        raise InvalidUsage(f"{value} is one value for a group, and stands only in agg(…), by itself")
+        raise InvalidUsage(f"{value} is an aggregate: use it as an argument of agg(…), not in another expression")
     try:
         return Expression(Lit(value if isinstance(value, pa.Scalar) and kind is None else pa.scalar(value, kind)))
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -402,4 +405,5 @@ def to_term(value: Any) -> Term:
 
 
 def _make_expression(function: str, *arguments: Any, options: tuple[Any, ...] = ()) -> Expression:
+    """Return an expression that calls a function on expressions or constants."""
     return Expression(Call(function, tuple(map(to_term, arguments)), options))

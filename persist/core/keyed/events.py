@@ -1,14 +1,14 @@
 """Events as rows, which a keyed collection stores until they are resolved, and their resolution.
 
-`docs/inside/format.md` ("Keyed collections") defines their columns, their order and tombstones. A part of
+`docs/inside/format.md` ("Keyed collections") defines the columns of events, their order and tombstones. A part of
 events is an ordinary part, whose value columns are all columns between the key and `_time`: so its rows are sorted by
-(key, arrival), and are verified, pruned and read like updates. That schema has the versions of the collection's schema,
+(key, arrival), and are verified, pruned and read like updates. The schema of events has versions like the collection's,
 so pending events of an earlier version are read as the newest version like any other part.
 
 Resolution is a pure function; other modules read and commit. `prepare_events` groups events by key and sorts the events
 of a key, so that the event that counts comes last. A partial event without the columns of `order_by` comes after all
-others of its time. The caller then looks up the rows of these keys, and `resolve_to_updates` calls the machine for the
-new ones. Memory and time are proportional to the events; most of the time is sorting.
+others of its time. The caller then looks up the present rows of these keys, and `resolve_to_updates` calls the machine
+with rows and events. Memory and time are proportional to the events; most of the time is sorting.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ _LEADING_IDS = (2**31, 2**31 + 1)
 
 
 def list_event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Field, ...]:
-    """Return the fields of an event besides its key."""
+    """Return the fields of a collection's events, without the key columns."""
     if form.fields is None:
         return tuple(field.with_nullable(True) for field in schema.value.fields)  # NULL is what a deletion holds.
     return tuple(pa.field(name, decode_type(kind)) for name, kind in form.fields)
@@ -46,7 +46,7 @@ def list_event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Fie
 def make_event_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> CollectionSchema:
     """Return the schema of parts that hold events of a collection.
 
-    `fields`: of an event besides its key. In a collection that has evolved, these are its value fields.
+    `fields`: the fields of an event besides its key; in a collection that has evolved, its value fields.
     """
     if schema.version == 1 and not schema.known:
         return _make_event_schema(schema.key, fields, schema.timeline)
@@ -55,11 +55,13 @@ def make_event_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) ->
 
 @lru_cache(maxsize=256)
 def _make_event_schema(key: Side, fields: tuple[pa.Field, ...], timeline: Any) -> CollectionSchema:
+    """Return the schema of events with these key columns and other fields."""
     return CollectionSchema(key, Side((*_LEADING, *fields)), timeline)
 
 
 @lru_cache(maxsize=256)
 def _evolve_event_schema(schema: CollectionSchema, known: tuple[CollectionSchema, ...]) -> CollectionSchema:
+    """Return the event schema with the event schemas of all versions attached."""
     return replace(_make_event_version(schema), known=tuple(_make_event_version(version) for version in known))
 
 
@@ -79,7 +81,7 @@ def _make_event_version(schema: CollectionSchema) -> CollectionSchema:
 
 
 def lift_events(events: pa.Table, written: CollectionSchema, schema: CollectionSchema) -> pa.Table:
-    """Convert events of one version of a collection's schema to another version, which knows the first."""
+    """Convert events of an old schema version to a newer one."""
     newest = make_event_schema(schema, schema.value.fields)
     lifted = make_lift(newest, written.version)
     return events if lifted is None else lifted.adapt_table(events, newest.arrow.names)
@@ -105,7 +107,7 @@ def mark_tombstones(column: pa.ChunkedArray, form: KeyedForm) -> pa.ChunkedArray
 
 
 def make_live_filter(schema: CollectionSchema, form: KeyedForm | None) -> pc.Expression | None:
-    """Return the filter that passes all rows but tombstones; None if there can be none."""
+    """Return the filter that excludes tombstones; None if there cannot be any."""
     if form is None or form.tombstone is None:
         return None
     kind, column = schema.arrow.field(form.tombstone).type, pc.field(form.tombstone)
@@ -141,7 +143,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Events, grouped by key and in order.
+    """Events, grouped by key and sorted, ready for a machine.
 
     Attributes:
         schema: of the collection.
@@ -155,10 +157,9 @@ class Prepared:
 
 
 def prepare_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Prepared:
-    """Return events ready to be resolved.
+    """Group events by key, and sort each key's events, for a machine.
 
-    `events`: rows of `persist.core.keyed.events`, floats canonical, the events of each key in the order of their
-    arrival.
+    `events`: event rows with canonical floats, the events of each key in the order of their arrival.
     """
     names = list(schema.key_names)
     events = events.drop_columns([SEQ, "_diff"]).combine_chunks()
@@ -178,7 +179,7 @@ def prepare_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) 
 
 
 def _rank_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
-    """Return the order of events of one key and time, as a number for each."""
+    """Rank each event among the events of its key and time."""
     ranks = rank_watermarks(events, form.order_by) if form.order_by else np.zeros(len(events), np.int64)
     if GIVEN not in events.column_names:
         return ranks
@@ -189,7 +190,7 @@ def _rank_events(schema: CollectionSchema, form: KeyedForm, events: pa.Table) ->
 
 
 def mark_lacking(events: pa.Table, schema: CollectionSchema, name: str) -> npt.NDArray[np.bool_]:
-    """Return which events do not change a value column; some events are partial."""
+    """Return which events leave a value column as it is (partial events)."""
     texts = combine_chunks(events[GIVEN]).dictionary_encode()
     at = schema.value_names.index(name)
     lacks = np.array([*(not has_column(text, at) for text in texts.dictionary.to_pylist()), False])
@@ -208,12 +209,12 @@ def list_unchanged(events: pa.Table, schema: CollectionSchema) -> pa.Array:
 
 
 def has_column(text: str, at: int) -> bool:
-    """Return whether a partial event has the value column at a place, from its text in `GIVEN`."""
+    """Return whether a partial event, by its `GIVEN`, sets value column `at`."""
     return text.split(" ")[1][at] == "1"
 
 
 def resolve_to_updates(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:
-    """Return the updates that result from events, not consolidated.
+    """Let a machine turn events into updates, which are not consolidated.
 
     `present`: the present rows of the keys, in any order.
     """
@@ -229,12 +230,11 @@ def resolve_to_updates(prepared: Prepared, machine: Machine, present: pa.Table) 
 
 
 def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
-    """Return updates that replace the rows of keys by their events, not consolidated.
+    """Return updates by which each event replaces its key's rows, not consolidated.
 
     A key's first event retracts all its rows, and each event retracts the one before. Events have no watermarks.
 
-    Args:
-        terms: rows of these keys with `_diff`, not consolidated.
+    `terms`: rows of these keys with `_diff`, not consolidated.
     """
     groups, times = (
         get_int64_values(combine_chunks(prepared.events[GROUP])),
@@ -281,7 +281,7 @@ def _sort_ties_by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bo
 
 
 def _list_value_names(schema: CollectionSchema, form: KeyedForm) -> list[str]:
-    """Return the fields of an event in the order in which the collection got them, which no evolution changes."""
+    """Return an event's fields in order of creation, which never changes."""
     if form.fields is not None:
         return [name for name, _ in form.fields]
     ids = dict(zip(schema.names, schema.ids, strict=True))
@@ -292,7 +292,7 @@ _GROUP_FIELD = pa.field(GROUP, pa.int64(), nullable=False)
 
 
 def number_groups(rows: pa.Table, keys: pa.Table) -> Ints:
-    """Return the number of each row's key; `keys` must include all of them."""
+    """Return for each row the position of its key in `keys`."""
     if not len(rows):
         return np.zeros(0, np.int64)
     groups = SortedKeys(keys).count_less(SortedKeys(rows.select(keys.column_names)))

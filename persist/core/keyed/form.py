@@ -103,6 +103,7 @@ class Keyed:
 
 
 def _are_names(names: Any) -> bool:
+    """Return whether the value is a collection of texts, not a text."""
     return isinstance(names, Collection) and not isinstance(names, str) and all(isinstance(name, str) for name in names)
 
 
@@ -211,7 +212,7 @@ def describe_orders(form: KeyedForm) -> list[str]:
 
 
 def watermark_to_int(value: Any, kind: pa.DataType) -> int:
-    """Return a watermark as Arrow's integer; raise InvalidUsage for another type."""
+    """Return a watermark as an integer; raise InvalidUsage for another type."""
     try:
         scalar = value if isinstance(value, pa.Scalar) else pa.scalar(value, kind)
         number = scalar.cast(kind).value if pat.is_temporal(kind) else scalar.cast(kind).as_py()
@@ -227,7 +228,7 @@ def watermark_to_int(value: Any, kind: pa.DataType) -> int:
 
 
 def get_watermark_type(form: KeyedForm, schema: CollectionSchema) -> pa.DataType:
-    """Return the type of the watermark's first column."""
+    """Return the type of the first column of `order_by`."""
     name = form.order_by[0]
     if form.fields is None:
         return schema.arrow.field(name).type
@@ -246,8 +247,8 @@ def _parse_late(keyed: Keyed, events: dict[str, pa.DataType]) -> tuple[int | Non
     kind = events[keyed.order_by[0]]
     if not is_integer_watermark(kind):
         raise SchemaMismatch(
-            f"late_bound={keyed.late_bound!r} is of the column {keyed.order_by[0]!r}, which is {kind}: a late bound "
-            "needs integers, dates, times or timestamps first in order_by"
+            f"late_bound={keyed.late_bound!r} bounds the column {keyed.order_by[0]!r} of type {kind}: with a late "
+            "bound, the first column of order_by must have integers, dates, times or timestamps"
         )
     if not isinstance(keyed.late_bound, Behind):
         return watermark_to_int(keyed.late_bound, kind), None
@@ -276,6 +277,7 @@ def _check_not_negative(number: int, distance: Any) -> int:
 
 
 def _check_flat(name: str, fields: dict[str, pa.DataType], what: str, whose: str) -> None:
+    """Raise SchemaMismatch unless `fields` has a flat field of that name."""
     if name not in fields:
         hint = did_you_mean(name, list(fields))
         raise SchemaMismatch(
@@ -316,6 +318,7 @@ def _check_machine(machine: MachineForm) -> None:
 
 
 def _check_policy(keyed: Keyed, machine: MachineForm, schema: CollectionSchema) -> None:
+    """Raise SchemaMismatch if events that are resolved in the background may be refused."""
     may_refuse = getattr(keyed.machine, "may_refuse", None)
     if keyed.resolve == "background" and may_refuse is not None and may_refuse(schema):
         raise SchemaMismatch(
@@ -326,6 +329,7 @@ def _check_policy(keyed: Keyed, machine: MachineForm, schema: CollectionSchema) 
 
 
 def _describe_form(form: KeyedForm, name: str) -> str:
+    """Return a member of a stored declaration as text for messages."""
     value = getattr(form, name)
     return describe_machine(value) if isinstance(value, MachineForm) else repr(value)
 
@@ -360,7 +364,7 @@ def find_machine(form: KeyedForm, given: Machine | None, collection: str) -> Mac
 
 
 def has_one_value(contents: CollectionState) -> bool:
-    """Return whether a collection is keyed by a known machine that allows one value for each key."""
+    """Return whether a collection's machine allows only one value per key."""
     machine = None if contents.keyed is None else find_machine(contents.keyed, None, contents.name)
     return machine is not None and machine.has_one_value
 

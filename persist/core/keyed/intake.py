@@ -56,7 +56,7 @@ class EventTable(msgspec.Struct, frozen=True):
             from 0. If some events are partial, it also has the column `GIVEN`, whose name is empty.
         watermarks: the least and the greatest value of the first ordering column, if these are integers.
         at_commit: the events get the time of their commit; until then it is 0.
-        ready: the prepared events, if they were needed before.
+        ready: the events prepared for a machine, if they were needed before.
     """
 
     schema: CollectionSchema
@@ -163,7 +163,7 @@ def mark_below(column: pa.ChunkedArray, bound: int) -> np.ndarray[Any, np.dtype[
 
 @dataclass(frozen=True, slots=True)
 class _Needed:
-    """The columns of events that must have a value, because the schema or the machine does not allow NULL.
+    """The columns in which the schema or machine requires values of events.
 
     Attributes:
         live: of events that do not delete.
@@ -203,13 +203,13 @@ class _Needed:
             if self.stored:
                 raise InvalidUpdate(
                     f"event {pc.index(missing, True).as_py()} deletes its key and has NULL in {name!r}, which is not "
-                    "null by the collection's schema (nullable=False): what deletes is kept as the row of its key, so "
-                    "give it a value there, in a row with the tombstone"
+                    "null by the collection's schema (nullable=False). A deletion is stored as the row of its key: "
+                    "give a row with the tombstone and a value in that column"
                 )
 
 
 def _list_rows(data: Any, stamp: Stamp | None) -> Sequence[Any]:
-    """Return events that are not a table as a list."""
+    """Return events as a list, if they are not a table."""
     if stamp is not None and isinstance(stamp.time, str):
         raise SchemaMismatch(f"time={stamp.time!r} names a column, and these events are not a table: {_SHAPE}")
     if isinstance(data, (str, bytes, bytearray)) or not isinstance(data, Iterable):
@@ -314,7 +314,7 @@ def _encode_unchanged(
 ) -> tuple[pa.Array | None, dict[str, pa.Array]]:
     """Return the changed columns of each event as text, and by column the rows that leave it unchanged.
 
-    The first is None if no event is partial; it is NULL for whole events.
+    The text is NULL for whole events; None is returned in its place if no event is partial.
     """
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
@@ -366,6 +366,7 @@ def make_deletion_error() -> SchemaMismatch:
 
 
 def _read_flags(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return the column `_deleted` as booleans; NULL is false."""
     if not (pa.types.is_boolean(column.type) or pa.types.is_null(column.type)):
         raise SchemaMismatch(
             f"column {DELETED!r} has type {column.type}: it is true where the key is deleted, else false"
@@ -423,7 +424,7 @@ def check_keys(rows: pa.Table | pa.RecordBatch, schema: CollectionSchema) -> Non
 def _order_deletions(
     rows: pa.Table, deleted: "np.ndarray[Any, np.dtype[np.bool_]]", flags: pa.ChunkedArray, form: KeyedForm
 ) -> pa.Table:
-    """Raise InvalidUpdate unless deletions have an order, which keeps late events from undoing them."""
+    """Mark deletions as tombstones; raise InvalidUpdate if they have no order."""
     first = int(np.flatnonzero(deleted)[0])
     if form.is_ordered and form.tombstone is None:
         raise InvalidUpdate(
@@ -451,6 +452,7 @@ def _order_deletions(
 
 
 def _make_values_nullable(schema: CollectionSchema) -> CollectionSchema:
+    """Return the schema with nullable value columns, as deletions need them."""
     fields = tuple(field.with_nullable(True) for field in schema.value.fields)
     return replace(schema, value=replace(schema.value, fields=fields))
 

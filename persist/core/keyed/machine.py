@@ -6,9 +6,9 @@ keys up, and passes both to the machine, which returns the removed and the added
 
 Promises of a machine, from which the promises of resolution follow:
 
-- *It is a function*: equal keys with events result in equal updates, in every process and for ever. The collection
-  stores its name, version and options, like a codec's; another machine is refused. A change of its results needs a new
-  version.
+- *It is a function*: equal rows and events of a key result in equal updates, in every process and for ever. The
+  collection stores the machine's name, version and options; another machine is refused. A change of the results needs
+  a new version.
 - *Keys are independent*: the result for a key depends only on the rows and events of that key.
 - *Steps compose*: resolving the events before a time, and then the other ones on that result, is the same as resolving
   all at once. So the results do not depend on the times of seals.
@@ -48,7 +48,7 @@ SEQ = "_seq"
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """Keys with events: their rows before, and the events.
+    """The keys that have events, with their present rows and these events.
 
     Attributes:
         schema: of the collection.
@@ -90,7 +90,7 @@ class Machine(Protocol):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The arguments of its constructor as JSON values (numbers, text, booleans, None, lists, dicts); stored."""
+        """The constructor's arguments as JSON values, which are stored with the collection."""
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
         """Return the fields of an event besides its key, of which none is called `_time`, `_seq`, `_deleted`, `_diff`.
@@ -99,7 +99,7 @@ class Machine(Protocol):
         """
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates that result from events, with the columns of `touched.schema.arrow`, in any order.
+        """Return the updates that events cause, with the columns of `touched.schema.arrow`, in any order.
 
         Equal updates, and updates that cancel, are consolidated afterwards. Implement it vectorised, without Python for
         each row; memory proportional to the input.
@@ -137,7 +137,7 @@ class Replacing:
         return schema.value.fields
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        """Return the updates that the events cause; see `Machine.step`."""
         names = [*touched.schema.names]
         groups, times = (
             get_int64_values(combine_chunks(touched.events[GROUP])),
@@ -168,7 +168,7 @@ class Replacing:
 
 
 def rank_watermarks(rows: pa.Table, order_by: Sequence[str]) -> Ints:
-    """Return the ranks of watermarks, int64[rows]; NULL is below everything."""
+    """Return the ranks of rows by `order_by`, int64[rows]; NULL ranks lowest."""
     columns = []
     for column in make_order_keys(rows, order_by):
         columns += [pc.is_valid(column), column]
@@ -183,14 +183,14 @@ def _mark_last_events(groups: Ints, times: Ints) -> Flags:
 
 
 def merge_present_first(present: Ints, groups: Ints) -> tuple[Ints, Ints]:
-    """Return the rows of both by group, present ones first, and their groups."""
+    """Return the order of present rows and events by group; their groups."""
     groups_of_both = np.concatenate([present, groups])
     order = np.argsort(groups_of_both, kind="stable")
     return order, groups_of_both[order]
 
 
 def _mark_greatest_so_far(ranks: Ints, group: Ints) -> Flags:
-    """Return which rows, sorted by group, are not below an earlier row of their group."""
+    """Return which rows rank at or above all earlier ones of their group."""
     if not len(ranks):
         return np.zeros(0, np.bool_)
     width = int(ranks.max()) + 1
@@ -201,7 +201,7 @@ def _mark_greatest_so_far(ranks: Ints, group: Ints) -> Flags:
 def _make_updates(
     schema: CollectionSchema, rows: pa.Table, order: Ints, time: Ints, goes: Ints, comes: Ints
 ) -> pa.Table:
-    """Return updates: retract the row before each place in goes, and insert the row at each place in comes."""
+    """Return updates that retract rows before `goes`, and insert rows at `comes`."""
     chosen = np.concatenate([order[goes - 1], order[comes]])
     times, diffs = np.concatenate([time[goes], time[comes]]), np.ones(len(chosen), np.int64)
     diffs[: len(goes)] = -1

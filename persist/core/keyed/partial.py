@@ -133,14 +133,14 @@ def _check_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """The present rows of keys and their events, ordered by key, then by event.
+    """Present rows and events, sorted by key; rows come before events.
 
     Attributes:
-        rows: of both tables.
-        order: the row at each place; rows of events begin at start.
+        rows: the present rows, then the events, which begin at row `start`.
+        order: the row at each place of the order.
         group: the number of the key at each place; first: the first place of that key.
-        codes: the number of the text of `GIVEN` at each place; -1 for whole rows.
-        texts: by that number.
+        codes: at each place, the index in `texts` of the event's `GIVEN`; -1 for whole rows.
+        texts: the distinct values of `GIVEN`.
         deletes: whether the key has no row after the place.
     """
 
@@ -155,7 +155,7 @@ class _Sequence:
 
     @classmethod
     def of(cls, ready: Prepared, present: pa.Table, groups: Ints, form: KeyedForm) -> "_Sequence":
-        """Return the present rows and the events in order; columns that events lack have their defaults."""
+        """Return rows and events in order; missing columns get their defaults."""
         schema, events = ready.schema, ready.events
         texts, codes = list[str](), np.full(len(events), -1)
         if GIVEN in events.column_names:
@@ -182,11 +182,11 @@ class _Sequence:
         return cls(rows, len(present), order, group, first, codes, texts, deletes)
 
     def expand_by_text(self, value: list[bool]) -> Flags:
-        """Return a value at each place, from a value for each text; True for whole rows."""
+        """Return at each place its text's value; True for whole rows."""
         return np.array([*value, True])[self.codes]
 
     def mark_having(self, name: str, schema: CollectionSchema) -> Flags:
-        """Return whether the event at each place has a value column."""
+        """Return at which places the event has this value column."""
         at = schema.value_names.index(name)
         return self.expand_by_text([has_column(text, at) for text in self.texts])
 
@@ -212,10 +212,10 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """For each place, whether its event changes each independent group of columns (unit).
+    """Which events change which independently ordered groups of columns (units).
 
     Attributes:
-        counts: whether the event changes the first unit.
+        counts: whether the event changes the first unit: the columns outside of groups.
         begins: whether it does so for a key without a row.
         is_first: whether it does so for a key without a row and without a tombstone that counts.
         grouped: for each column of a group, whether the event sets it.
@@ -232,7 +232,7 @@ class _Units:
 
     @classmethod
     def of(cls, rows: _Sequence, form: KeyedForm, schema: CollectionSchema, floor: pa.Scalar | None) -> "_Units":
-        """Return the units that the events of a sequence change."""
+        """Compute for each event which groups of columns it changes."""
         is_partial = rows.codes >= 0
         makes = rows.expand_by_text([text.startswith("insert") for text in rows.texts])
         earlier = rows.find_last_before(makes)
@@ -273,7 +273,7 @@ class _Units:
 def _group_setters(
     rows: _Sequence, is_known: Flags, counts: Flags, form: KeyedForm, schema: CollectionSchema
 ) -> dict[str, Flags]:
-    """Return for each column of a group whether the event at each place sets it.
+    """Return for each column in a group which events set it.
 
     `is_known`: whether the key may have a row; `counts`: whether the event changes the first unit.
     """
@@ -302,7 +302,7 @@ def complete_events(
     on_refused: Callable[[pa.Table], object] | None = None,
     find_floor: Callable[[], pa.Scalar | None] = lambda: None,
 ) -> tuple[Prepared, pa.Table]:
-    """Complete events from the present rows of their keys; return both.
+    """Fill the missing columns of partial events; return events and present rows.
 
     Events that change nothing, and keys without remaining events, are left out. All other events count, whatever their
     order.
@@ -350,7 +350,7 @@ def complete_events(
 
 
 def _depends_on_floor(rows: _Sequence, form: KeyedForm, schema: CollectionSchema) -> bool:
-    """Return whether a partial event follows a tombstone, and deletes again or uses its order."""
+    """Return whether `complete_events` must know which tombstones still count."""
     if not form.order_by:
         return False
     asks = (rows.codes >= 0) & (rows.deletes | ~rows.mark_having(form.order_by[0], schema))
@@ -358,7 +358,7 @@ def _depends_on_floor(rows: _Sequence, form: KeyedForm, schema: CollectionSchema
 
 
 def _find_setters(rows: _Sequence, units: _Units, form: KeyedForm, schema: CollectionSchema) -> dict[str, Flags]:
-    """Return for each value column whether the event at each place sets it."""
+    """Return for each value column which events set it."""
     setters = dict(units.grouped)
     for name in schema.value_names:
         if name not in setters:
@@ -384,6 +384,7 @@ def _check_one_row(ready: Prepared, present: pa.Table, groups: Ints, partial: In
 
 
 def _make_missing_keys_error(keys: pa.Table, name: str) -> InvalidUsage:
+    """Return the error for partial events whose keys have no row."""
     return InvalidUsage(
         f"{name!r} has no row to update for {_describe_keys(keys)}; nothing was written. "
         'missing="insert" inserts such rows, with NULL or the default in columns that they lack; missing="ignore" '

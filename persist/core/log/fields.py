@@ -30,7 +30,7 @@ def format_rows(parts: Sequence[Part], noun: str) -> str:
 
 
 def _has_documents(schema: dict[str, Any]) -> bool:
-    """Return whether a written schema has columns of JSON."""
+    """Return whether a schema in written form has columns of JSON."""
     side = schema.get("value") or {}
     return any(kind == "json" for _, kind, *_ in side.get("fields", ()))
 
@@ -55,7 +55,7 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def format_needed(self) -> int:
-        """The least format number of a record with this mutation. Schemas may need a greater one."""
+        """The least format number of a location that may store this mutation."""
         schema, events = getattr(self, "schema", None), getattr(getattr(self, "keyed", None), "fields", None)
         if getattr(getattr(self, "keyed", None), "groups", ()):
             return 14
@@ -130,7 +130,7 @@ class Keyframe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokenMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A stored token: the token of a write, the least time of its updates, and its `Digest`."""
+    """A token of a write, with the write's least time and `Digest`."""
 
     token: str
     time_min: int
@@ -145,7 +145,7 @@ class TokenArchive(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class Archiving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Move the oldest tokens of a collection from its state into an archive, together with its newest archives."""
+    """Move a collection's oldest tokens into an archive, merged with newer archives."""
 
     came_with: ClassVar[int] = 10  # The number of a location's format from which on no token is forgotten unnoticed.
     archive: TokenArchive
@@ -155,7 +155,7 @@ class Archiving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Deletes(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Rows of a part that a published table leaves out, as the table's format writes them: bytes of a blob."""
+    """A deletion vector: the rows of a part that a table omits."""
 
     blob: str
     start: Annotated[int, msgspec.Meta(ge=0)]
@@ -164,7 +164,7 @@ class Deletes(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class TableFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part of a published table, by its number, and its deleted rows."""
+    """A part of a published table, by number, and its deletion vector."""
 
     number: int
     deletes: Deletes | None = None
@@ -177,7 +177,7 @@ PIN_PREFIX = "iceberg@"
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A change of a description: a comment of None stays, a property of None is removed."""
+    """Changes of a description: None keeps the comment, and removes a property."""
 
     comment: str | None = None
     properties: dict[str, str | None] = {}
@@ -194,13 +194,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     Attributes:
         lease_s: how long a reader that vanished without `close` keeps history.
-        clock_skew_s: the greatest difference of two clients' clocks: a lease is ended so long after its expiry.
+        clock_skew_s: the greatest difference of two clients' clocks: clients end a lease this long after its expiry.
         grace_s: how long unused blobs are kept for readers without a lease.
         orphan_grace_s: how long an upload may take from its first part to its commit.
         log_retention_s: log records are kept this long.
         log_retention_records: at least so many log records are kept, however old they are.
-        log_records_max, log_bytes_max: in a longer log, records older than `grace_s` and four minutes are deleted, in
-            spite of log_retention_s. Writing clients watch the number.
+        log_records_max, log_bytes_max: in a longer log, records older than `grace_s` plus four minutes are deleted, in
+            spite of log_retention_s, by writing clients, without waiting for a garbage collection.
     """
 
     lease_s: Annotated[int, msgspec.Meta(ge=1, le=2**53)] = 600

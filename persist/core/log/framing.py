@@ -2,11 +2,11 @@
 
 `docs/inside/format.md` ("JSON objects") has its form, which stays the same in every format version. The checksum comes
 last so that it can be checked over raw bytes before anything is parsed, and the whole stays one line of JSON that any
-tool can read. It is verified before the version is looked at: damaged bytes are `CorruptBlob` and never mistaken for a
-newer version.
+tool can read. The checksum is verified before the version is read: damaged bytes are `CorruptBlob` and never mistaken
+for a newer version.
 
-The number of a location is the number of its newest record (`persist.core.state_rules.state.State.format`). A writer
-uses this number for all objects, not that of its own release, so that older clients can work beside newer ones. The
+A location's format number is that of its newest record (`persist.core.state_rules.state.State.format`). A writer uses
+this number for all objects, not that of its own release, so that older clients can work beside newer ones. The
 first record that needs a greater number raises it: an `Upgrade`, or a kind with a greater `Kind.came_with`. From there
 on, older clients stop with `IncompatibleVersion`. Rejected: `FORMAT` in all objects, as in earlier releases: the first
 write of a new release locked out all others.
@@ -41,7 +41,7 @@ _TAIL_BYTES = len(_OPEN) + _DIGEST_CHARS + len(_CLOSE)
 
 
 class Framed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="persist"):
-    """An object in this frame; subclasses name their kind as `tag`, and have keyword-only fields."""
+    """The base of stored JSON objects with a `tag` and a checksum."""
 
     format: int = FORMAT
 
@@ -62,6 +62,8 @@ class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Head(msgspec.Struct):
+    """The first fields of a framed object: its kind and format."""
+
     persist: str
     format: int
 
@@ -77,7 +79,7 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
 
     Raises:
         CorruptBlob: data is not a whole, undamaged object of that kind.
-        IncompatibleVersion: it is undamaged, but of a newer format version, or has an unknown member or kind of
+        IncompatibleVersion: data is undamaged, but of a newer format version, or has an unknown member or kind of
         mutation.
     """
     body = _verify_body(data, key) + b"}"
@@ -97,7 +99,7 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
 
 
 def read_intact_kind(data: bytes) -> str | None:
-    """Return the kind of an undamaged object of any version; otherwise None."""
+    """Return an undamaged object's kind, also of a later format; None otherwise."""
     try:
         return msgspec.json.decode(_verify_body(data, "") + b"}", type=_Head).persist
     except (CorruptBlob, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -112,7 +114,7 @@ def store_framed(blob: Blob, prefix: str, value: Framed) -> BlobRef:
 
 
 def encode_object(prefix: str, value: Framed) -> tuple[BlobRef, bytes]:
-    """Return the pointer and bytes that `store_framed` would store."""
+    """Return what `store_framed` would store: the pointer and the bytes."""
     data = encode_framed(value)
     checksum = xxhash.xxh3_128_hexdigest(data)
     return BlobRef(blob=f"{prefix}{checksum}.json", bytes=len(data), checksum=checksum), data
@@ -124,10 +126,9 @@ def make_pointer(key: str, data: bytes) -> BlobRef:
 
 
 def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
-    """Return the object behind a pointer.
+    """Read and decode the object that a pointer names.
 
-    Raises:
-        MissingBlob, CorruptBlob: the object is missing or damaged.
+    Raises MissingBlob, CorruptBlob: the object is missing or damaged.
     """
 
     def check(data: bytes) -> F:
@@ -149,14 +150,14 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
 
 
 def fetch_framed(blob: Blob, refs: Sequence[BlobRef], kind: type[F], pool: Executor | None) -> list[tuple[BlobRef, F]]:
-    """Return the objects behind several pointers, in parallel from a remote store; raises as `get_framed`."""
+    """Read several objects by their pointers; in parallel from a remote store."""
     if pool is None or len(refs) < 2 or not is_remote(blob):
         return [(ref, get_framed(blob, ref, kind)) for ref in refs]
     return [*zip(refs, pool.map(lambda ref: get_framed(blob, ref, kind), refs), strict=True)]
 
 
 def get_decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
-    """Return the decoder of a kind, created by one thread at a time.
+    """Return the JSON decoder of a type, created by one thread only.
 
     msgspec 0.22 analyses a Struct on first use, and releases the GIL meanwhile. A second thread that uses the
     unfinished result crashes the process.
@@ -184,4 +185,5 @@ def _verify_body(data: bytes, key: str) -> bytes:
 
 
 def _compute_checksum(body: bytes) -> bytes:
+    """Return the checksum of a body, as the frame has it."""
     return xxhash.xxh3_128_hexdigest(body).encode()

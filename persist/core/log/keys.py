@@ -1,9 +1,9 @@
 """The grammar of blob keys in a location.
 
-`docs/inside/format.md` has the table of them. The name of an upload begins with the seqno that its writer thought was
-next: garbage collection declares old uploads void by it (`persist.core.state_rules.location`).
+`docs/inside/format.md` lists all keys. The name of an upload begins with the seqno that its writer thought was next:
+by this number, garbage collection declares old uploads void (`persist.core.state_rules.location`).
 
-Other names are refused in records, so no record makes a client read, write or delete a blob outside the folder of its
+Records with other names are refused, so no record makes a client read, write or delete a blob outside the folder of its
 collection. A clone also has parts in the folders of other collections, which its entry in the directory lists
 (`persist.core.state_rules.state.CollectionEntry.folders`).
 """
@@ -39,9 +39,9 @@ _SEQNO_LAST = 10**20 - 1
 
 
 def check_keys(append: BringsParts) -> list[str]:
-    """Check that a mutation's blobs are uploads of its collection; return their keys.
+    """Check that a mutation's blobs are its collection's uploads; return their keys.
 
-    Shared parts of a clone are not among them.
+    The keys do not include parts that a clone shares with its source.
     """
     named = check_parts(append.collection, append.parts, get_shared_folders(append))
     keys = [key for key in named if get_second_part(key) == append.collection]
@@ -65,7 +65,7 @@ def check_unused(mutation: LeavesUnused, folders: Iterable[str] = ()) -> None:
 
 
 def get_shared_folders(mutation: BringsParts) -> tuple[str, ...]:
-    """Return the other collections, sorted, whose uploads a new clone shares."""
+    """Return the collections, sorted, whose uploads a new clone shares."""
     if not isinstance(mutation, Clone):
         return ()
     matches = (_UPLOAD.fullmatch(part.blob) for part in mutation.parts)
@@ -77,7 +77,7 @@ def check_parts(collection: str, parts: Iterable[Part], folders: Iterable[str] =
     keys, uploaded_to = [], (collection, *folders)
     for part in parts:
         if bool(part.blob) == bool(part.inline):
-            raise ValueError(f"a part of collection {collection} has its bytes in no place or in two")
+            raise ValueError(f"a part of collection {collection} must have a blob or inline bytes, not both or neither")
         if part.blob:
             if not is_upload(part.blob, *uploaded_to):
                 raise ValueError(_format_not_upload(part.blob, collection))
@@ -108,6 +108,7 @@ def is_table_key(key: str, collection: str) -> bool:
 
 
 def _format_not_upload(key: str, collection: str) -> str:
+    """Return the message for a key that is not an upload's."""
     return f"{key[:200]!r} is not the name of an upload to collection {collection}"
 
 
@@ -117,6 +118,7 @@ def parse_upload_seqno(key: str) -> int | None:
 
 
 def _parse_seqno(pattern: re.Pattern[str], key: str) -> int | None:
+    """Return the seqno in a key that matches the pattern, or None."""
     match = pattern.fullmatch(key)
     return None if match is None else int(match["seqno"])
 
@@ -155,7 +157,7 @@ def parse_checkpoint_seqno(key: str) -> int | None:
 def list_checkpoints(blob: Blob) -> Iterator[tuple[int, BlobEntry]]:
     """Yield the stored checkpoints with their seqnos, newest first.
 
-    Other keys there are skipped; they may belong to a location below this one.
+    Other keys in the folder are skipped; they may belong to a location below this one.
     """
     return (
         (seqno, entry) for entry in blob.list(CHECKPOINTS) if (seqno := parse_checkpoint_seqno(entry.key)) is not None
@@ -194,17 +196,17 @@ def get_table_root(collection: str) -> str:
 
 
 def make_list_prefix(collection: str, seqno: int) -> str:
-    """Return a part list's key without its checksum. The list is made at seqno."""
+    """Return a part list's key, without the checksum at its end."""
     return f"{LISTS}{collection}/{seqno:020d}-"
 
 
 def make_archive_prefix(collection: str, seqno: int) -> str:
-    """Return a token archive's key without its checksum. The archive is made at seqno."""
+    """Return a token archive's key, without the checksum at its end."""
     return f"{PARTS}{collection}/{seqno:020d}-"
 
 
 def make_directory_prefix(seqno: int) -> str:
-    """Return a directory object's key without its checksum."""
+    """Return a directory object's key, without the checksum at its end."""
     return f"{DIRECTORIES}{seqno:020d}-"
 
 
@@ -224,7 +226,7 @@ def parse_pages_seqno(key: str) -> int | None:
 
 
 def make_state_prefix(collection: str, seqno: int) -> str:
-    """Return a state object's key without its checksum."""
+    """Return a state object's key, without the checksum at its end."""
     return f"{STATES}{collection}/{seqno:020d}-"
 
 
@@ -240,5 +242,5 @@ def parse_state_seqno(key: str) -> int | None:
 
 
 def get_second_part(key: str) -> str:
-    """Return the second part of a key, which is a collection in some kinds."""
+    """Return the second segment of a key, such as its collection's id."""
     return key.split("/")[1]

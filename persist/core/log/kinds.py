@@ -57,8 +57,7 @@ class Create(CollectionMutation, frozen=True, tag="create"):
 class Clone(CollectionMutation, frozen=True, tag="clone"):
     """Create a collection with the contents of another one, its source, as of a sealed time; since is that time.
 
-    It shares parts with the source: their blobs stay where they lie, in the folder of the source or of what that was
-    cloned from.
+    The clone shares parts with its source: their blobs stay in the folder of the source, or of the source's source.
     """
 
     is_alone: ClassVar[bool] = True
@@ -125,7 +124,7 @@ class Replace(CollectionMutation, frozen=True, tag="replace"):
 
 
 class Erase(CollectionMutation, frozen=True, tag="erase"):
-    """Remove some records from all times: parts without them replace each part that had one.
+    """Remove some records from all times, by parts that lack them.
 
     This is the only mutation that changes a sealed time (`persist.core.state_rules.erasures`). It does not name the
     erased records, and the reason must not name a person.
@@ -148,7 +147,7 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
 
 
 class Tokens(CollectionMutation, frozen=True, tag="tokens"):
-    """Store the tokens of writes, so that none is repeated; `archiving` moves older tokens to archives."""
+    """Store the tokens of writes, so that no write is repeated. `archiving` moves older tokens to archives."""
 
     tokens: tuple[TokenMark, ...]
     archiving: Archiving | None = None
@@ -163,7 +162,7 @@ class Tokens(CollectionMutation, frozen=True, tag="tokens"):
 
 
 class Batch(CollectionMutation, frozen=True, tag="batch"):
-    """Store the last batch of a streaming query, and its run; with again, only the run is new."""
+    """Store a streaming query's last batch and run; `again`: only the run."""
 
     query: str
     batch: Seqno
@@ -239,9 +238,9 @@ class Pend(CollectionMutation, frozen=True, tag="pend"):
 class Resolve(CollectionMutation, frozen=True, tag="resolve"):
     """Replace the events at `start <= time < end` by the updates that result from them.
 
-    It is valid only if `start` is the present `resolved`, and `pending` has the numbers of all pending parts with a
-    time before end. So if two records resolve the same, or events came meanwhile, the second is refused. `watermarks`
-    are of events that came with this record and were not pending before.
+    The mutation is valid only if `start` is the present `resolved`, and `pending` has the numbers of all pending parts
+    with a time before end. So if two records resolve the same, or events came meanwhile, the second is refused.
+    `watermarks` are of events that came with this record and were not pending before.
     """
 
     start: Frontier
@@ -258,7 +257,7 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
 
 
 class Publish(CollectionMutation, frozen=True, tag="publish"):
-    """Record the next version of a published table, which readers see after that (`persist.services.publish`)."""
+    """Record the next version of a published table, before readers can see it."""
 
     is_guarded: ClassVar[bool] = False
     is_alone: ClassVar[bool] = True
@@ -306,7 +305,7 @@ class AdvanceLateBound(CollectionMutation, frozen=True, tag="late_bound"):
 
 
 class Evolve(CollectionMutation, frozen=True, tag="evolve"):
-    """Make the next version of the schema, from the one before it; with keyed, the collection becomes keyed."""
+    """Add the schema's next version; with `keyed`, the collection becomes keyed."""
 
     is_alone: ClassVar[bool] = True
     schema: dict[str, Any]
@@ -322,7 +321,7 @@ class Evolve(CollectionMutation, frozen=True, tag="evolve"):
 class Redefine(CollectionMutation, frozen=True, tag="redefine"):
     """Set the next definition of a view, which applies from start on.
 
-    That is what upper is now: of two that come at once, or where the view moved on meanwhile, the second loses.
+    `start` must be the present upper. So if the view was redefined or refreshed meanwhile, the redefinition is refused.
     """
 
     is_alone: ClassVar[bool] = True
@@ -409,7 +408,7 @@ class GrantLease(LocationMutation, frozen=True, tag="lease"):
 
 
 class EndLease(LocationMutation, frozen=True, tag="end_lease"):
-    """End a lease and release its holds. Other clients than its holder give the expiry that has passed."""
+    """End a lease and release its holds. Clients other than its holder pass the expiry."""
 
     is_guarded: ClassVar[bool] = False
     lease: str
@@ -418,7 +417,7 @@ class EndLease(LocationMutation, frozen=True, tag="end_lease"):
 
 
 class OpenWriter(LocationMutation, frozen=True, tag="open_writer"):
-    """Make the writer of this record the exclusive one; the record's seqno is its epoch."""
+    """Make this record's writer the exclusive one; the seqno is its epoch."""
 
     is_guarded: ClassVar[bool] = False
     is_sent: ClassVar[bool] = False
@@ -456,7 +455,7 @@ class VoidUploads(LocationMutation, frozen=True, tag="void_uploads"):
 
 
 class TakeOver(LocationMutation, frozen=True, tag="take_over"):
-    """Declare that checkpoints from here on build on a checkpoint, or on a later one."""
+    """Declare that later checkpoints build on this checkpoint or a newer one."""
 
     is_guarded: ClassVar[bool] = False
     is_sent: ClassVar[bool] = False
@@ -465,7 +464,7 @@ class TakeOver(LocationMutation, frozen=True, tag="take_over"):
 
 
 class Collected(LocationMutation, frozen=True, tag="collected"):
-    """Forget drops, each as (collection, seqno), because their blobs have been deleted."""
+    """Forget dropped blobs, as (collection, seqno): they have been deleted."""
 
     is_guarded: ClassVar[bool] = False
     is_sent: ClassVar[bool] = False
@@ -476,7 +475,7 @@ class Collected(LocationMutation, frozen=True, tag="collected"):
 
 
 class DescribeLocation(LocationMutation, frozen=True, tag="describe_location"):
-    """Change the description of the location; as `Describe`."""
+    """Change the location's comment and properties, like `Describe`."""
 
     is_alone: ClassVar[bool] = True
     words: Words = Words()

@@ -55,7 +55,7 @@ A = TypeVar("A", bound=BringsParts)
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The operations in a record that its writer committed for another client.
+    """The numbers of operations that a record's writer committed for another client.
 
     The client numbers its operations. The record has the numbers from `first` to `last`, none if first is beyond last.
     No later record has operations up to `last`.
@@ -126,7 +126,7 @@ class RecordReader:
         self._pool = pool
 
     def read_after(self, applied: Callable[[], int], last: float) -> Iterator[Record]:
-        """Yield the next records up to `last`. The caller applies each before the next.
+        """Yield the records up to `last`; the caller must apply each first.
 
         `applied`: returns the seqno of the last applied record; another thread may apply some.
         """
@@ -148,7 +148,7 @@ class RecordReader:
                 yielded += 1
 
     def list_page(self, after: int) -> "LogPage":
-        """Return a page of the log's listing. Reads of a remote store start at once."""
+        """Return a page of the log's listing. Requests to remote stores start at once."""
         return LogPage(self._blob, after, self._pool if is_remote(self._blob) else None)
 
 
@@ -180,11 +180,11 @@ class LogPage:
 
     @property
     def consecutive_seqnos(self) -> list[int]:
-        """The consecutive seqnos after the given one."""
+        """The seqnos of the page up to the first gap."""
         return _take_consecutive(self._after, self.seqnos)
 
     def read_records(self) -> Iterator[Record | None]:
-        """Yield the records of the run, once; None for a deleted one."""
+        """Yield the records up to the first gap, once; None if deleted."""
         run = self.consecutive_seqnos
         for at, seqno in enumerate(run):
             if self._pool is None:
@@ -195,10 +195,11 @@ class LogPage:
             yield self._asked.popleft().result()
 
     def _list_seqnos(self) -> list[int]:
+        """List the seqnos of the page, without their records."""
         return [seqno for seqno, _ in islice(list_records(self._blob, self._after - 1), LISTED_MAX)]
 
     def _list_and_request(self, pool: Executor) -> list[int]:
-        """List the page's seqnos; request their records before all are listed."""
+        """List the page; request its first records before the list is used."""
         seqnos = self._list_seqnos()
         self._asked.extend(
             pool.submit(read_record, self._blob, seqno) for seqno in _take_consecutive(self._after, seqnos)[:AHEAD_MAX]
@@ -222,7 +223,7 @@ def read_commit_id(blob: Blob, seqno: int) -> str | None:
 def matches_commit(blob: Blob, seqno: int, commit: str) -> bool:
     """Return whether the record at seqno begins with a commit id. Cost: a small GET.
 
-    False does not prove that it is another commit: `read_commit_id` does.
+    False does not prove that the commit differs: call `read_commit_id` to be sure.
     """
     head = blob.get(make_record_key(seqno), (0, HEAD_BYTES))
     return head is not None and f'"commit":"{commit}"'.encode() in head
@@ -281,7 +282,7 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
 
 
 def _try_read_record(blob: Blob, seqno: int) -> Record | None:
-    """Return the record at seqno; None also if the store does not answer."""
+    """Return a record; None without one, or if the store fails."""
     try:
         return read_record(blob, seqno)
     except (Unavailable, StoreMisconfigured):
@@ -289,6 +290,7 @@ def _try_read_record(blob: Blob, seqno: int) -> Record | None:
 
 
 def _is_stored(blob: Blob, record: Record) -> bool:
+    """Return whether the log has this commit; False if the store fails."""
     try:
         stored = read_record(blob, record.seqno)
     except PersistError:
@@ -297,7 +299,7 @@ def _is_stored(blob: Blob, record: Record) -> bool:
 
 
 def _make_phantom_error(blob: Blob, key: str) -> StoreMisconfigured:
-    """Return the error for a store that reports a record it does not have."""
+    """Return the error for a store whose record exists without a value."""
     return StoreMisconfigured(
         f"the store at {blob.url} says again and again that {key!r} exists, and has no value for it. Look what stands "
         "there; or the server, or a proxy before it, misreads the If-None-Match: * of a PUT: use one that does not."
@@ -315,7 +317,7 @@ def _make_timeout_error(blob: Blob, record: Record, deadline_s: float, doubtful:
 
 
 class PartList(Framed, frozen=True, kw_only=True, tag="parts"):
-    """The parts of one mutation."""
+    """The stored parts of a mutation with too many for its record."""
 
     location: str
     collection: str
@@ -327,7 +329,7 @@ def store_part_list(blob: Blob, location: str, mutation: A, seqno: int, *, forma
 
     Args:
         seqno: the expected seqno of the record.
-        format: the number of the location.
+        format: the format number of the location.
     """
     if len(mutation.parts) <= PARTS_INLINE_MAX:
         return mutation
@@ -338,7 +340,7 @@ def store_part_list(blob: Blob, location: str, mutation: A, seqno: int, *, forma
 
 
 def strip_part_list(mutation: M) -> M:
-    """Return a mutation in the form that the record stores, without a separate part list."""
+    """Return a mutation without its parts if they are stored separately."""
     if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
         return msgspec.structs.replace(mutation, parts=())
     return mutation

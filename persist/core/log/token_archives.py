@@ -1,9 +1,8 @@
 """Older tokens of a collection, in objects of their own, so that its state does not grow with them.
 
 An object is an upload like a part: the state of the collection names it, and garbage collection deletes it like an
-unused part. It has 25 bytes for each write, sorted by the hash of the token:
-
-`docs/inside/format.md` ("Archives of tokens") has their form.
+unused part. It has 25 bytes for each write, sorted by the hash of the token, in the form that `docs/inside/format.md`
+defines ("Archives of tokens").
 
 The hash of 64 bits replaces the token: among four million tokens, two have the same hash with a probability of 10^-6.
 """
@@ -24,7 +23,7 @@ _ROW = np.dtype([("hash", "<u8"), ("time_min", "<i8"), ("digest", "<u8"), ("has_
 
 
 class ArchiveObject(Framed, frozen=True, kw_only=True, tag="tokens"):
-    """The rows of one archive; see the module's docstring."""
+    """A stored token archive; see the module's docstring."""
 
     location: str
     collection: str
@@ -69,8 +68,7 @@ def store_archive(
 def read_archive(blob: Blob, location: str | None, collection: str, archive: TokenArchive) -> ArchivedTokens:
     """Return the tokens of a stored archive. Cost: a GET.
 
-    Raises:
-        MissingBlob, CorruptBlob: the archive is missing or damaged.
+    Raises MissingBlob, CorruptBlob: the archive is missing or damaged.
     """
     stored = get_framed(blob, archive.stored, ArchiveObject)
     if (stored.location, stored.collection) != (location, collection):
@@ -84,4 +82,5 @@ def read_archive(blob: Blob, location: str | None, collection: str, archive: Tok
 
 
 def _hash_token(token: str) -> int:
+    """Return the 64-bit hash by which archives sort a token."""
     return int.from_bytes(hashlib.blake2b(token.encode(), digest_size=8).digest(), "big")

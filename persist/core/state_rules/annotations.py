@@ -49,14 +49,14 @@ RUNS_KEPT = 4
 
 
 class ColumnAbout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The description of a column."""
+    """The comment and properties of a column."""
 
     comment: str = ""
     properties: dict[str, str] = {}
 
 
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The description of a location or a collection; columns are identified by their ids.
+    """Comments and properties of a location or collection, and of its columns.
 
     `version`: how often it was changed.
     """
@@ -68,7 +68,7 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 def apply_description(about: About, words: Words, columns: Mapping[str, Words], version: int | None) -> About:
-    """Return a description with a step's changed comments and properties.
+    """Return a description after a step that changes comments and properties.
 
     Raises:
         DescriptionMoved: the expected version is not the present one.
@@ -94,7 +94,7 @@ def apply_description(about: About, words: Words, columns: Mapping[str, Words], 
 
 
 def drop_columns(about: About, ids: Container[str]) -> About:
-    """Remove the descriptions of some columns. The version grows if there were any."""
+    """Return a description without some columns; a change raises its version."""
     remaining = {id_: about_column for id_, about_column in about.columns.items() if id_ not in ids}
     if len(remaining) == len(about.columns):
         return about
@@ -102,7 +102,7 @@ def drop_columns(about: About, ids: Container[str]) -> About:
 
 
 def _merge_descriptions(comment: str, properties: Mapping[str, str], words: Words) -> tuple[str, dict[str, str]]:
-    """Return a comment and properties after a step changed some."""
+    """Return comment and properties after a change; checks property names."""
     if "" in words.properties:
         raise InvalidUsage("the name of a property is empty: give it a name")
     changed = {**properties, **words.properties}
@@ -121,14 +121,14 @@ def check_note(note: kinds.Note) -> None:
 
 
 class Remembered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A write that had a token: its least time and digest. The digest is None if it is unknown."""
+    """A write that had a token: least time, and digest if known."""
 
     time_min: int
     digest: Digest | None = None
 
 
 class Archives(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The archives of older tokens, newest last, and how many are forgotten."""
+    """A collection's token archives, newest last, and the number of forgotten tokens."""
 
     stored: tuple[TokenArchive, ...] = ()
     forgotten: int = 0
@@ -141,7 +141,7 @@ def add_tokens(
 
     Args:
         upper: times before it are sealed.
-        archives: those before the commit; None if there never was one.
+        archives: the archives before the commit; None if there never was one.
     """
     tokens = {**before, **{mark.token: Remembered(mark.time_min, mark.digest) for mark in step.tokens}}
     if step.archiving is not None:
@@ -160,7 +160,7 @@ def update_archives(archives: Archives | None, step: kinds.Tokens) -> Archives |
     archiving, stored = step.archiving, () if archives is None else archives.stored
     if archiving is None:
         if step.unused:
-            raise ValueError("it drops archives, and brings none")
+            raise ValueError("it drops archives without a new one")
         return archives
     if not is_upload(archiving.archive.stored.blob, step.collection):
         raise ValueError(f"{archiving.archive.stored.blob!r:.200} does not name an archive of {step.collection}")
@@ -169,7 +169,7 @@ def update_archives(archives: Archives | None, step: kinds.Tokens) -> Archives |
     remaining_archives = stored[archiving.dropped : len(stored) - archiving.merged]
     dropped_blobs = {archive.stored.blob for archive in stored if archive not in remaining_archives}
     if dropped_blobs - {archiving.archive.stored.blob} != set(step.unused):
-        raise ValueError("other archives fall out of use than it says")
+        raise ValueError("other archives become unused than it lists")
     forgotten = sum(archive.count for archive in stored[: archiving.dropped])
     return Archives(
         (*remaining_archives, archiving.archive), (0 if archives is None else archives.forgotten) + forgotten
@@ -186,7 +186,7 @@ def check_archives(collection: str, archives: Archives | None) -> None:
 def plan_archiving(
     tokens: Mapping[str, Remembered], archives: Archives | None, step: kinds.Tokens
 ) -> tuple[list[TokenMark], int, int] | None:
-    """Return the tokens to archive, and how many archives to merge and forget.
+    """Return the tokens to archive; how many archives to merge and drop.
 
     None if the contents have room for the new tokens.
     """
@@ -209,7 +209,7 @@ def plan_archiving(
 def build_archiving_step(
     step: kinds.Tokens, archives: Archives | None, archive: TokenArchive, moved: int, merged: int, dropped: int
 ) -> kinds.Tokens:
-    """Return the step that replaces tokens by a stored archive.
+    """Return the `Tokens` step that moves tokens into a stored archive.
 
     `moved`, `merged` and `dropped` are those of `plan_archiving`.
     """
@@ -224,7 +224,7 @@ def are_tokens_used(
     draft_tokens: Mapping[Used, str | None],
     find_token: Callable[[Used], tuple[str, Remembered | None, int]],
 ) -> bool:
-    """Return whether a commit was done before, by the digests of its tokens.
+    """Return whether a commit was done before, by its tokens and digests.
 
     Args:
         draft_tokens: tokens of earlier operations that are not in the log yet.

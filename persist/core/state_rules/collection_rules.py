@@ -5,8 +5,8 @@ Retention is compaction that each seal allows, so since follows upper after any 
 allow.
 
 Readers that replay the log and writers that draft a commit use the same function, so that they cannot disagree. A draft
-has steps that are not mutations: appends whose parts are not encoded yet, and conditions. The conditions hold because
-the record's slot in the log is the compare-and-set.
+has steps that are not mutations: appends whose parts are not encoded yet, and conditions. A condition that held for the
+draft holds at the commit: if another record came between, it would occupy the slot in the log.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -98,50 +98,50 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 class ExpectUpper(Condition, frozen=True, tag="expect_upper"):
-    """Upper has this value."""
+    """Requires that upper has this value."""
 
     upper: Frontier
 
 
 class ExpectNothingBeyondUpper(Condition, frozen=True, tag="expect_nothing_beyond_upper"):
-    """Upper equals this, and there are no updates at times beyond it."""
+    """Requires that upper has this value, and no update is beyond it."""
 
     upper: Frontier
 
 
 class ExpectParts(Condition, frozen=True, tag="expect_parts"):
-    """The next part of the collection gets this number: no part was added."""
+    """Requires that the next part gets this number: no part was added."""
 
     next_number: int
 
 
 class ExpectErasures(Condition, frozen=True, tag="expect_erasures"):
-    """The collection has had this many erasures: nothing was erased meanwhile."""
+    """Requires this number of erasures: nothing was erased meanwhile."""
 
     erasures: int
 
 
 class ExpectRuns(Condition, frozen=True, tag="expect_runs"):
-    """The history has these runs, each with exactly these parts."""
+    """Requires that the history has these runs, with exactly these parts."""
 
     runs: tuple[Numbers, ...]
 
 
 class ExpectDerived(Condition, frozen=True, tag="expect_derived"):
-    """The views and indexes that depend on the collection have these holds, sorted."""
+    """Requires that dependent views and indexes have exactly these holds, sorted."""
 
     holds: tuple[str, ...]
 
 
 class ExpectDefinition(Condition, frozen=True, tag="expect_definition"):
-    """The view has the definition of this number."""
+    """Requires that the view has the definition of this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetHolds:
-    """Several permanent holds of a collection, set in one step. Its table of holds is copied once."""
+    """Several permanent holds of a collection, set together."""
 
     collection: str
     steps: tuple[kinds.SetHold, ...]
@@ -159,6 +159,7 @@ def merge_holds(steps: Sequence[S]) -> "Iterable[S | kinds.SetHold | SetHolds]":
 
 
 def _gather_holds(steps: Iterable[S]) -> "Iterator[S | kinds.SetHold | SetHolds]":
+    """Yield the steps, with consecutive permanent holds of a collection joined."""
     for collection, alike in groupby(steps, _get_hold_collection):
         if collection is None:
             yield from alike
@@ -168,11 +169,12 @@ def _gather_holds(steps: Iterable[S]) -> "Iterator[S | kinds.SetHold | SetHolds]
 
 
 def _get_hold_collection(step: object) -> str | None:
+    """Return the collection of a permanent hold's step; None for other steps."""
     return step.collection if isinstance(step, kinds.SetHold) and step.lease is None else None
 
 
 def apply_step(contents: CollectionState | None, step: CollectionStep) -> CollectionState:
-    """Return one collection's contents after a mutation, or after a step of a draft.
+    """Return a collection's state after a mutation or a draft's step.
 
     Raises:
         InvalidUsage, Conflict: a rule does not allow it.
@@ -236,7 +238,7 @@ def _apply_append(contents: CollectionState, step: kinds.Append) -> CollectionSt
 
 
 def _check_planned_append(contents: CollectionState, step: PlannedAppend) -> CollectionState:
-    """Check an append before its parts are encoded; return the contents unchanged."""
+    """Check an append before its parts are encoded; return the state unchanged."""
     check_plain(contents)
     check_beyond_upper(contents, step.time_min)
     check_writable_version(contents, step.schema)
@@ -292,7 +294,7 @@ def _advance_since(contents: CollectionState) -> CollectionState:
 
 
 def _apply_retention(contents: CollectionState) -> CollectionState:
-    """Return contents with compaction allowed up to the retention.
+    """Let compaction advance as far as the retention allows.
 
     A collection that is complete for ever keeps its history.
     """
@@ -303,6 +305,7 @@ def _apply_retention(contents: CollectionState) -> CollectionState:
 
 
 def _apply_retain(contents: CollectionState, step: kinds.SetRetention) -> CollectionState:
+    """Set the retention, and apply it."""
     if step.times is not None and not 1 <= step.times <= TIME_MAX:
         raise InvalidUsage(f"retention={step.times} is not a number of times from 1 to {TIME_MAX}, or None to keep all")
     return _apply_retention(_replace_fields(contents, retention=step.times))
@@ -341,24 +344,28 @@ def _apply_describe(contents: CollectionState, step: kinds.Describe) -> Collecti
 
 
 def _expect_parts(contents: CollectionState, step: ExpectParts) -> CollectionState:
+    """Raise Superseded if parts were added since the operation was planned."""
     if contents.next_number != step.next_number:
         raise Superseded("another commit added parts meanwhile: try again")
     return contents
 
 
 def _expect_erasures(contents: CollectionState, step: ExpectErasures) -> CollectionState:
+    """Raise Superseded if records were erased since the operation was planned."""
     if count_erasures(contents) != step.erasures:
         raise Superseded(f"records of {contents.name!r} were erased meanwhile: try again")
     return contents
 
 
 def _expect_runs(contents: CollectionState, step: ExpectRuns) -> CollectionState:
+    """Raise Superseded if runs have changed since the operation was planned."""
     if not set(contents.history).issuperset(step.runs):
-        raise Superseded("the runs that this compaction replaces have other parts by now: another one came first")
+        raise Superseded("a run that this compaction replaces has other parts by now: another compaction came first")
     return contents
 
 
 def _expect_derived(contents: CollectionState, step: ExpectDerived) -> CollectionState:
+    """Raise Superseded if views or indexes have come or gone since."""
     if list_derived_holds(contents) != step.holds:
         raise Superseded(f"a view or an index of {contents.name!r} has come or gone meanwhile: try again")
     return contents
@@ -370,12 +377,14 @@ def list_derived_holds(contents: CollectionState) -> tuple[str, ...]:
 
 
 def _expect_definition(contents: CollectionState, step: ExpectDefinition) -> CollectionState:
+    """Raise ViewRedefined unless the view has the expected definition."""
     if (number := get_definition_number(contents)) != step.number:
         raise ViewRedefined(contents.name, step.number, number)
     return contents
 
 
 def _expect_upper(contents: CollectionState, step: ExpectUpper | ExpectNothingBeyondUpper) -> CollectionState:
+    """Raise UpperMismatch unless upper is as expected."""
     if (expected := decode_frontier(step.upper)) != contents.upper:
         raise UpperMismatch(to_antichain(expected), to_antichain(contents.upper))
     return contents
@@ -398,7 +407,7 @@ def _check_forward(frontier: str, current: int, requested: int) -> None:
 
 
 def _apply_set_holds(contents: CollectionState, step: SetHolds) -> CollectionState:
-    """Return contents with several holds set, in order.
+    """Set several permanent holds, in order.
 
     Since never passes a hold, so moving a hold forward is always valid, and since advances once, after all holds.
     Before a hold that is new or goes back, since advances first, because it determines whether the hold is allowed.
@@ -435,7 +444,7 @@ def _apply_release_hold(contents: CollectionState, step: kinds.ReleaseHold) -> C
 
 
 def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHold) -> None:
-    """Raise an error if a step may not set a hold; `held`: the present one."""
+    """Raise an error if a hold may not be set. `held`: the present hold."""
     to_time_integer("hold time", step.time, most=END)
     if step.time < contents.since:
         raise AsOfCompacted(step.time, to_antichain(contents.since))
@@ -491,7 +500,7 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
 
 
 def check_contents(contents: CollectionState) -> None:
-    """Raise ValueError if stored contents break an invariant, by the parts' descriptors."""
+    """Raise ValueError if stored contents break an invariant that descriptors show."""
     check_runs(contents)
     check_versions(contents)
     check_pending(contents)

@@ -62,7 +62,7 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class PublishedFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part of a published table. `version`: the first with these deleted rows."""
+    """A part of a published table. `version`: the first with these deletions."""
 
     version: int
     deletes: Deletes | None = None
@@ -85,12 +85,12 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @property
     def numbers(self) -> set[int]:
-        """The parts of this version and of the previous one."""
+        """The numbers of the parts of this version and the previous one."""
         return {*self.files, *self.before}
 
     @property
     def blobs(self) -> Iterator[str]:
-        """The keys of all blobs that both versions need besides these parts."""
+        """The keys of the blobs besides parts that both versions need."""
         for file in chain(self.files.values(), self.before.values()):
             if file.deletes is not None:
                 yield file.deletes.blob
@@ -157,7 +157,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def allowed(self) -> int:
-        """The time up to which compaction is allowed; holds may keep since behind it."""
+        """The time up to which compaction is allowed, before holds are considered."""
         return decode_frontier(self.allowed_times)
 
     @property
@@ -214,21 +214,22 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.list_parts(chain.from_iterable(self.history))
 
     def get_part(self, number: int) -> Part:
-        """Return the part of a number, also a kept one."""
+        """Return a part by number; also one that only published tables need."""
         return self.numbered[number] if number in self.numbered else self.kept[number]
 
     def list_parts(self, numbers: Iterable[int]) -> tuple[Part, ...]:
-        """Return the parts of those numbers."""
+        """Return the parts with these numbers."""
         return get_values(self.numbered, numbers)
 
 
 @lru_cache(maxsize=64)
 def _load_versions(schema_json: bytes) -> CollectionSchema:
+    """Return a schema with all its versions, from their written forms."""
     return link_versions([bytes(version) for version in msgspec.json.decode(schema_json, type=list[msgspec.Raw])])
 
 
 def get_definition_number(contents: CollectionState) -> int:
-    """Return the number of a view's definition; 0 if it is not a view."""
+    """Return how often a view was defined; 0 if not a view."""
     return 0 if contents.view is None else int(contents.view.get("number", 1))
 
 
@@ -238,7 +239,7 @@ def get_last_sealed(contents: CollectionState) -> int:
 
 
 def get_first_time(contents: CollectionState) -> int:
-    """Return the first readable time; 0 without one, so that a read at 0 raises the error."""
+    """Return the first readable time; 0 if there is none."""
     return 0 if contents.since == END else contents.since
 
 
@@ -254,6 +255,7 @@ def check_readable(contents: CollectionState, as_of: int) -> None:
 
 
 def _build_unreadable_error(contents: CollectionState, as_of: int, lower: int | None) -> AsOfCompacted:
+    """Return the error for a read before since or a view's start."""
     start, since = get_view_start(contents), to_antichain(contents.since)
     error = AsOfCompacted(as_of, since, lower)
     if as_of < start and start > 0:  # There is no time before 0.
@@ -262,9 +264,10 @@ def _build_unreadable_error(contents: CollectionState, as_of: int, lower: int | 
 
 
 def check_changes_readable(contents: CollectionState, lower: int) -> None:
-    """Raise AsOfCompacted unless updates from lower on are still distinguishable.
+    """Raise AsOfCompacted unless updates from `lower` on still have distinct times.
 
-    They are if since is at most `lower - 1`, or if lower is 0 and nothing was compacted, because no update is earlier.
+    Times are distinct if since is at most `lower - 1`, or if lower is 0 and nothing was compacted: no update is
+    earlier.
     """
     if lower == 0 and contents.since == 0:
         return
@@ -289,13 +292,13 @@ def apply_replacement(contents: CollectionState, step: kinds.Replace) -> Collect
     """Apply a compaction, and check its list of unused blobs.
 
     Raises:
-        Superseded: a run or keyframe that it replaces or builds on does not exist any more, or it names the wrong
+        Superseded: a run or keyframe that the step replaces or reads does not exist any more, or it names the wrong
         unused blobs.
         ValueError: it breaks an invariant, which no compaction of these contents does.
     """
     after, unused = compute_replacement(contents, step)
     if set(unused) != set(step.unused):
-        raise Superseded("other blobs fall out of use than this compaction expected: another one came first")
+        raise Superseded("other blobs become unused than this compaction expected: another compaction came first")
     return after
 
 
@@ -303,7 +306,7 @@ def compute_replacement(contents: CollectionState, step: kinds.Replace) -> tuple
     """Return contents after a compaction, and the blobs that become unused.
 
     Raises:
-        Superseded: a run or keyframe that it replaces or builds on does not exist any more.
+        Superseded: a run or keyframe that the step replaces or reads does not exist any more.
         ValueError: it breaks an invariant, which no compaction of these contents does.
     """
     numbered = {**contents.numbered, **dict(enumerate(step.parts, contents.next_number))}
@@ -311,13 +314,13 @@ def compute_replacement(contents: CollectionState, step: kinds.Replace) -> tuple
     def resolve(numbers: Numbers) -> Numbers:
         final_numbers = resolve_numbers(numbers, contents.next_number)
         if not final_numbers or not all(number in numbered for number in final_numbers):
-            raise Superseded("a part that this compaction builds on is not there any more: another one came first")
+            raise Superseded("a part that this compaction reads does not exist any more: another compaction came first")
         return final_numbers
 
     history, keyframes = list(contents.history), {keyframe.as_of: keyframe for keyframe in contents.keyframes}
     first_numbers = {run[0] for run in history}
     if not first_numbers.issuperset(step.removed_runs) or not keyframes.keys() >= set(step.removed_keyframes):
-        raise Superseded("what this compaction replaces is not there any more: another one came first")
+        raise Superseded("a run that this compaction replaces does not exist any more: another compaction came first")
     removed_runs = [run for run in history if run[0] in step.removed_runs]
     runs = tuple(map(resolve, step.runs))
     history = [run for run in history if run[0] not in step.removed_runs]
@@ -330,7 +333,7 @@ def compute_replacement(contents: CollectionState, step: kinds.Replace) -> tuple
     history_from = contents.history_from if step.history_from is None else step.history_from
     # Other compactors may have forgotten more, or dropped that keyframe, since this was planned.
     if history_from < contents.history_from or (history_from and min(keyframes, default=None) != history_from - 1):
-        raise Superseded("the history begins, or would begin, at another keyframe than this compaction took it to")
+        raise Superseded("the history begins at another keyframe than this compaction expected")
     if history_from == contents.history_from:
         merged, result = (sum(numbered[n].diff_sum for run in some for n in run) for some in (removed_runs, runs))
         if merged != result:
@@ -359,7 +362,7 @@ def compute_replacement(contents: CollectionState, step: kinds.Replace) -> tuple
 
 
 def resolve_numbers(numbers: Numbers, next_number: int) -> Numbers:
-    """Return the numbers of parts; -1, -2, … count from `next_number`."""
+    """Replace the negative numbers of parts: -1, -2 … count from `next_number`."""
     return tuple(number if number >= 0 else next_number - 1 - number for number in numbers)
 
 
@@ -403,7 +406,7 @@ def check_beyond_upper(contents: CollectionState, time: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Unsealed:
-    """The updates at times beyond upper, which are not readable yet, by the parts' descriptors.
+    """The updates at times beyond upper, not readable yet, counted from parts' descriptors.
 
     Attributes:
         updates: their number if is_exact; otherwise an upper bound, because some parts also have sealed updates. In a
@@ -420,7 +423,7 @@ class Unsealed:
 
     @property
     def advice(self) -> str:
-        """The unsealed updates, and the seal that makes them readable."""
+        """A sentence with the number of unsealed updates, and their seal."""
         return f"{self}: sealing to {self.last + 1} makes all of that readable"
 
     def __str__(self) -> str:

@@ -31,11 +31,11 @@ _ONLY_APPENDS = {PlannedAppend}
 
 
 class Draft:
-    """Validates operations that are not in the log yet, one after the other, against a state.
+    """Validates operations before they are in the log, one after another.
 
-    It follows names and frontiers but not parts, so that a writer can validate thousands of small operations before
-    it encodes their updates into one batch. The checks are the same functions that `apply` uses. Each collection
-    needs its contents, unless an operation only releases holds on it.
+    A draft follows names and frontiers but not parts. So a writer can validate thousands of small operations before
+    it encodes their updates into one batch. The checks are the same functions that `apply_record` uses. The contents of
+    each collection must be loaded, unless an operation only releases holds on it.
 
     Args:
         epoch: of the writer, if it opened the location exclusively.
@@ -61,11 +61,9 @@ class Draft:
     def extend(self, steps: Sequence[DraftStep]) -> bool:
         """Add all steps of one operation, or none if a step is invalid.
 
-        Returns:
-            False if the operation was done before, by its tokens or its batch of a query; then nothing was added.
+        Returns False if the operation was done before, by its tokens or its batch of a query; then nothing was added.
 
-        Raises:
-            InvalidUsage, Conflict: the error that the operation would get as the next record.
+        Raises InvalidUsage, Conflict: the error that the operation would get as the next record.
         """
         now = self._now
         check_writer(now.control.writer, now.control.epoch, self._epoch, steps)
@@ -92,10 +90,10 @@ class Draft:
         return True
 
     def check_only_operation(self, steps: Sequence[DraftStep]) -> bool:
-        """Check the only operation of a record, except for rules that `apply` checks.
+        """Check the only operation of a record, except for rules that `apply_record` checks.
 
-        It checks the rights of the writer, tokens, batches, views, conditions, and writes before they are encoded.
-        `apply` checks the mutations, so each is applied once. A condition must come before all changes of its
+        This checks the rights of the writer, tokens, batches, views, conditions, and writes before they are encoded.
+        `apply_record` checks the mutations, so each is applied once. A condition must come before all changes of its
         collection. Returns False if the operation was done before, by its tokens or its batch. Raises as `extend`.
         """
         check_writer(self._now.control.writer, self._now.control.epoch, self._epoch, steps)
@@ -111,7 +109,7 @@ class Draft:
         return True
 
     def _check_append(self, step: PlannedAppend) -> None:
-        """Check one append. Later appends to the collection only compare their times."""
+        """Check one append. For later appends to the collection, only times are compared."""
         alike = step.collection, step.schema
         valid_from = self._valid_from.get(alike)
         if valid_from is None or step.time_min < valid_from:
@@ -135,9 +133,9 @@ class Draft:
         return self._repeats_batch(steps) or (bool(tokens) and self._are_used(tokens))
 
     def _repeats_batch(self, steps: Sequence[DraftStep]) -> bool:
-        """Return whether a collection has the batch of these steps already.
+        """Return whether a streaming query's batch was committed already.
 
-        One record adds a batch to all collections.
+        One record adds a batch to all its collections, so one that has the batch suffices.
         """
         repeated = False
         for mark in steps:
@@ -148,11 +146,12 @@ class Draft:
         return repeated
 
     def _load_contents(self, collection: str) -> CollectionState | None:
+        """Return a collection's state before this draft; None without one."""
         entry = self._now.entries.look_up(collection)
         return None if entry is None else entry.contents
 
     def _are_used(self, tokens: dict[Used, str | None]) -> bool:
-        """Return whether all tokens were used before, in the log or in this draft."""
+        """Return whether all tokens were used, in the log or this draft."""
 
         def look_up_token(used: Used) -> tuple[str, Remembered | None, int]:
             """Look up a token: the collection's name, the earlier write, and the number of forgotten tokens."""
@@ -175,7 +174,7 @@ def _list_tokens(steps: Iterable[DraftStep]) -> dict[Used, str | None]:
 
 
 def _apply_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
-    """Return entry with contents after a step of a draft."""
+    """Apply a step to a collection's entry."""
     if entry.contents is None and isinstance(step, kinds.ReleaseHold):
         return entry
     contents = apply_step(entry.contents, step)

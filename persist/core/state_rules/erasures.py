@@ -8,8 +8,8 @@ multiplicity at every time. Parts with an erased record are rewritten without it
 one log record replaces them all, in history, keyframes and pending events. Invariants:
 
 - runs and keyframes have the same times as before; empty ones are removed;
-- earlier results that are not in the log yet are refused: compactions and differences expect a number of erasures
-  (`ExpectErasures`);
+- results computed before the erasure are refused: compactions, resolutions and the like state how many erasures they
+  have seen (`ExpectErasures`);
 - pending events get new numbers, in their order, so that no earlier resolution is valid;
 - published tables are removed, because erased records may be in them, in their metadata, and in parts that only they
   name.
@@ -53,7 +53,7 @@ def apply_erasure(contents: CollectionState, step: kinds.Erase) -> CollectionSta
     """
     after = replace_erased_parts(contents, step)
     if contents.named_blobs - after.named_blobs != set(step.unused):
-        raise Superseded("other blobs fall out of use than this erasure expected: a compaction came first")
+        raise Superseded("other blobs become unused than this erasure expected: a compaction came first")
     return after
 
 
@@ -74,9 +74,9 @@ def replace_erased_parts(contents: CollectionState, step: kinds.Erase) -> Collec
         raise Superseded("a part that this erasure replaces is not there any more: a compaction came first")
     used = sorted(chain.from_iterable(replaced.values()))
     if used != sorted(new_parts):
-        raise ValueError("it brings parts that take no place, or two")
+        raise ValueError("it brings parts that replace no part, or two")
     if any((number in contents.pending) != (n >= first_event) for number, names in replaced.items() for n in names):
-        raise ValueError("it puts events in the place of updates, or updates in that of events")
+        raise ValueError("it replaces updates by events, or events by updates")
 
     def remap_numbers(run: Numbers) -> Numbers:
         return tuple(chain.from_iterable(replaced.get(number, (number,)) for number in run))

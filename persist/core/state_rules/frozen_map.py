@@ -26,7 +26,7 @@ GROWN_MAX = 1024
 
 
 class Below(Protocol[V_co]):
-    """The protocol of a map below another one. Its methods may raise errors of reads, which change nothing."""
+    """The protocol of a stored map, over which a `FrozenMap` has changes. Errors of reads change nothing."""
 
     def get(self, key: str) -> V_co | None:
         """Return the value of key, or None."""
@@ -35,11 +35,11 @@ class Below(Protocol[V_co]):
         """Yield the keys that start with prefix, ascending, with their values."""
 
     def list_marked(self, mark: str) -> Iterable[str]:
-        """Return the keys of all values with a mark, and perhaps others."""
+        """Return all keys whose values have a mark, and perhaps other keys."""
 
 
 class FrozenMap(Mapping[str, V]):
-    """An immutable map. Its order is arbitrary, but the same for the same construction."""
+    """An immutable map: items in memory, over an optional stored map. Equal constructions iterate in equal order."""
 
     __slots__ = ("_below", "_last", "_shards")
 
@@ -54,16 +54,16 @@ class FrozenMap(Mapping[str, V]):
 
     @property
     def is_all_in_memory(self) -> bool:
-        """Whether there is no map below, so that no access needs a read."""
+        """Whether no stored map lies below, so that no access reads."""
         return self._below is None
 
     @property
     def below(self) -> Below[V] | None:
-        """The map below, or None."""
+        """The stored map below the items in memory, or None."""
         return self._below
 
     def shares_base_with(self, other: "FrozenMap[V]") -> bool:
-        """Return whether both maps have the same map below, so that their differences are in memory."""
+        """Return whether both maps have one stored map, and differ in memory."""
         return self._below is other._below
 
     def with_changes(self, changes: Mapping[str, V | None]) -> "FrozenMap[V]":
@@ -143,21 +143,19 @@ class FrozenMap(Mapping[str, V]):
         return self.iterate_in_memory() if self._below is None else self.iterate_prefix("")
 
     def iterate_in_memory(self) -> Iterator[tuple[str, V]]:
-        """Yield the keys and values in memory, not those below."""
+        """Yield the keys and values in memory, without the stored map's."""
         items = chain.from_iterable(shard.items() for shard in self._shards.values())
         return ((key, value) for key, value in items if value is not None)
 
     def iterate_prefix(self, prefix: str) -> Iterator[tuple[str, V]]:
-        """Yield the keys that start with prefix, ascending, with their values. Cost: proportional to all items in
-        memory.
-        """
+        """Yield the keys that start with prefix, ascending, with their values. Cost: O(items in memory)."""
         items = chain.from_iterable(shard.items() for shard in self._shards.values())
         ours = sorted((item for item in items if item[0].startswith(prefix)), key=_get_key)
         below = iter(()) if self._below is None else self._below.iterate_prefix(prefix)
         return ((key, value) for key, value in merge_sorted(iter(ours), below) if value is not None)
 
     def iterate_marked(self, mark: str) -> Iterator[tuple[str, V]]:
-        """Yield all keys whose values have a mark, and perhaps others; all items in memory are yielded."""
+        """Yield the items whose values have a mark, and perhaps others."""
         yield from self.iterate_in_memory()
         for key in self._below.list_marked(mark) if self._below is not None else ():
             if key not in self._shards.get(_compute_shard(key), ()) and (value := self.get(key)) is not None:
@@ -195,12 +193,13 @@ class MapChanges(dict[str, V | None]):
         return self._merge_changes(self.below.iterate_marked(mark))
 
     def _merge_changes(self, below: Iterator[tuple[str, V]]) -> Iterator[tuple[str, V]]:
+        """Yield the items below that are unchanged, then the changed ones."""
         yield from (item for item in below if item[0] not in self)
         yield from ((key, value) for key, value in self.items() if value is not None)
 
 
 class _GrowingValues(ValuesView[V_co]):
-    """The values of a `GrowingMap`, for fast iteration without look-ups."""
+    """The values of a `GrowingMap`, iterated without look-ups."""
 
     def __init__(self, values: "GrowingMap[V_co]") -> None:
         super().__init__(values)
@@ -211,7 +210,7 @@ class _GrowingValues(ValuesView[V_co]):
 
 
 class GrowingMap(Mapping[int, V]):
-    """An immutable map with numbers as keys, which shares all but its last few items with the map that it extends.
+    """An immutable map by number; extending it shares most items.
 
     Invariant: the shared keys are less than the others, of which there is at least one.
     """
@@ -246,7 +245,7 @@ def get_values(values: Mapping[int, V], numbers: Iterable[int]) -> tuple[V, ...]
 
 
 def extend_map(values: Mapping[int, V], new: dict[int, V]) -> Mapping[int, V]:
-    """Return a map with new numbers, which are greater than all numbers of another map.
+    """Return a map with more keys, which are greater than the present keys.
 
     Cost: at most `GROWN_MAX` copied items, and a copy of all items once in so many calls.
     """
@@ -259,7 +258,7 @@ def extend_map(values: Mapping[int, V], new: dict[int, V]) -> Mapping[int, V]:
 
 
 def merge_sorted(newer: Iterator[tuple[str, V]], older: Iterator[tuple[str, V]]) -> Iterator[tuple[str, V]]:
-    """Yield items of two sorted iterators by key; the newer replaces the older."""
+    """Merge items that are sorted by key; newer items replace older ones."""
     new, old = next(newer, None), next(older, None)
     while new is not None or old is not None:
         if old is None or (new is not None and new[0] <= old[0]):
@@ -274,8 +273,10 @@ def merge_sorted(newer: Iterator[tuple[str, V]], older: Iterator[tuple[str, V]])
 
 
 def _get_key(item: tuple[str, object]) -> str:
+    """Return the key of an item."""
     return item[0]
 
 
 def _compute_shard(key: str) -> int:
+    """Return the number of the shard that has a key."""
     return crc32(key.encode(errors="surrogatepass")) % SHARDS

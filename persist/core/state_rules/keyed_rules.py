@@ -117,7 +117,7 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
 
 
 def load_form(contents: CollectionState, schema: CollectionSchema, *, resolves: bool = True) -> KeyedForm | None:
-    """Return the keyed form of contents, with the column names of a schema.
+    """Return a collection's keyed form, with the column names of this schema.
 
     `resolves`: whether the form is for a resolution; plain reads need no watermarks.
     """
@@ -155,7 +155,7 @@ def _rename_form_columns(form: KeyedForm, before: CollectionSchema, after: Colle
 
 
 def evolve_form(contents: CollectionState, after: CollectionSchema) -> KeyedForm | None:
-    """Return the keyed form of contents under another version of their schema."""
+    """Return a collection's keyed form after its schema evolves."""
     form = contents.keyed
     if form is None:
         return None
@@ -186,7 +186,7 @@ def evolve_form(contents: CollectionState, after: CollectionSchema) -> KeyedForm
         )
         if type_before != type_after and not (pat.is_integer(type_before) and pat.is_integer(type_after)):
             raise SchemaMismatch(
-                f"column {evolved.order_by[0]!r} has the late bound, which is {type_before} and cannot become "
+                f"column {evolved.order_by[0]!r} has a late bound, so its type {type_before} cannot become "
                 f"{type_after}: only integers can be widened in such a column"
             )
     try:
@@ -202,7 +202,7 @@ def make_keyed(contents: CollectionState, form: KeyedForm) -> CollectionState:
     The caller has checked the rows (`persist.engine.collection.evolution`).
 
     Raises:
-        InvalidUsage: they are keyed already, or since is not before upper.
+        InvalidUsage: the collection is keyed already, or since is not before upper.
         UpdatesBeyondUpper: there are unsealed updates, which are not events.
         ValueError: the declaration does not fit the schema.
     """
@@ -238,7 +238,7 @@ def get_keyed_form(contents: CollectionState) -> KeyedForm:
 
 
 def add_planned_events(contents: CollectionState, step: PlannedPend) -> CollectionState:
-    """Return contents with a placeholder part for unencoded events. Resolutions without these events lose."""
+    """Add a placeholder for events that are not encoded yet. Resolutions without these events then conflict."""
     part = Part(
         bytes=0,
         rows=1,
@@ -268,11 +268,9 @@ def add_events(contents: CollectionState, step: kinds.Pend) -> CollectionState:
 
 
 def list_due_parts(contents: CollectionState, end: int) -> tuple[int, ...]:
-    """Return the pending parts with an unresolved event before end.
+    """Return the numbers of pending parts with unresolved events before end.
 
-    The result has their numbers, in order of arrival.
-
-    A part on both sides of the resolved times counts by its later events, whose exact times are unknown.
+    A part with events on both sides of `resolved` counts, because the times of its unresolved events are unknown.
     """
     if end <= contents.resolved:
         return ()
@@ -280,7 +278,7 @@ def list_due_parts(contents: CollectionState, end: int) -> tuple[int, ...]:
 
 
 def list_still_pending(contents: CollectionState, end: int) -> dict[int, Part]:
-    """Return the parts that stay pending after a resolution up to end."""
+    """Return the parts with events at or after end, which stay pending."""
     return {number: part for number, part in contents.pending.items() if part.time_max >= end}
 
 
@@ -294,9 +292,9 @@ def resolve_events(contents: CollectionState, step: kinds.Resolve) -> Collection
     """Return contents after a resolution.
 
     Raises:
-        Superseded: the resolved time or the pending events have changed since it was made.
-        FrontierRegression: it ends before the resolved time or, with the policy "seal", before upper.
-        ValueError: its updates are at times that it does not resolve.
+        Superseded: the resolved time or the pending events have changed since the resolution was computed.
+        FrontierRegression: the resolution ends before the resolved time or, with the policy "seal", before upper.
+        ValueError: the updates are at times that the step does not resolve.
     """
     keyed = get_keyed_form(contents)
     start, end = decode_frontier(step.start), decode_frontier(step.end)
@@ -342,12 +340,12 @@ def seal_contents(contents: CollectionState, upper: Frontier) -> CollectionState
 
 
 def compute_since_max(contents: CollectionState) -> int:
-    """Return the greatest possible since: of a keyed collection, the last resolved time."""
+    """Return how far since may advance: not beyond resolved times."""
     return END if contents.keyed is None else max(0, contents.resolved - 1)
 
 
 def apply_late_bound(contents: CollectionState, step: kinds.AdvanceLateBound) -> CollectionState:
-    """Return contents with a later late bound; it never goes back."""
+    """Return contents after the late bound advances; it never goes back."""
     if not get_keyed_form(contents).order_by:
         raise KeyedCollection(contents.name, "late_bound")
     known_bound = contents.late_bound
@@ -374,7 +372,7 @@ def _apply_watermarks(contents: CollectionState, watermarks: Watermarks | None) 
 
 
 def check_pending(contents: CollectionState) -> None:
-    """Raise ValueError if pending events contradict the other contents."""
+    """Raise ValueError if stored pending events contradict the rest of the state."""
     if contents.keyed is None:
         if contents.pending or contents.resolved_times is not None or contents.late_bound is not None:
             raise ValueError("it is not keyed, and has pending events, a late bound or something to resolve")
@@ -387,7 +385,7 @@ def check_pending(contents: CollectionState) -> None:
     if contents.resolved > contents.upper:
         raise ValueError(f"it is resolved up to {contents.resolved}, beyond its upper {contents.upper}")
     if (contents.keyed.resolve == "seal") != (contents.resolved_times is None):
-        raise ValueError("how far it is resolved does not go with its policy")
+        raise ValueError("its resolved time contradicts its policy")
     if any(part.time_max < contents.resolved for part in contents.pending.values()):
         raise ValueError("a pending part holds no events that are not resolved")
     if any(part.time_max >= contents.resolved for part in contents.numbered.values()):

@@ -48,7 +48,7 @@ class ExclusiveWriter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The lease of a reader.
 
-    The reader uses the states from the seqno `reads_from` on. With `consumer`, it is the lease of that consumer alone.
+    The reader uses the states from the seqno `reads_from` on. `consumer`: the name of the only consumer that uses it.
     """
 
     holder: str
@@ -58,7 +58,7 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Blobs that became unused at a seqno, and the leases of the collection's readers then.
+    """Unused blobs of a collection, which leases of that time may read.
 
     Compaction left the listed blobs unused. An empty list means that the collection was destroyed, with all its blobs.
     Blobs of a clone may also be in the folders of other collections.
@@ -77,18 +77,18 @@ class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TakenOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The basis of checkpoints at seqno and later: this checkpoint, or one at seqno or later."""
+    """A declared basis of checkpoints, from a seqno on."""
 
     seqno: int
     checkpoint: BlobRef
 
     def allows(self, checkpoint: BlobRef) -> bool:
-        """Return whether a later checkpoint may replace this one as the basis."""
+        """Return whether a checkpoint is this basis, or newer than its declaration."""
         return checkpoint == self.checkpoint or (parse_checkpoint_seqno(checkpoint.blob) or 0) >= self.seqno
 
 
 class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The state of a location itself; see the module's docstring. The epoch is None before any exclusive open."""
+    """The location's leases, exclusive writer, policies and dropped blobs. `epoch`: None before any exclusive open."""
 
     epoch: int | None = None
     writer: ExclusiveWriter | None = None
@@ -103,7 +103,7 @@ class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policies: Policies | msgspec.UnsetType = msgspec.UNSET
 
     def find_last_destroyed(self, floor: int) -> int:
-        """Return the newest seqno up to floor at which data was destroyed; or 0.
+        """Return the last seqno up to floor that destroyed data, or 0.
 
         Records from before it may hold data that was compacted away or erased.
         """
@@ -130,16 +130,16 @@ def check_uploaded(control: LocationState, mutation: BringsParts) -> None:
 def check_writer(
     writer: ExclusiveWriter | None, newest: int | None, epoch: int | None, steps: Iterable[object]
 ) -> None:
-    """Check that a client may commit some steps, by the epochs of exclusive writers (rule 12).
+    """Raise Locked or WriterFenced unless a client may commit (rule 12).
 
     Args:
         writer: the exclusive writer, None if there is none.
         newest: the epoch of the last exclusive writer; None if there never was one.
-        epoch: that of the client; None if it did not open exclusively.
+        epoch: the client's epoch; None if it did not open exclusively.
 
     Raises:
         Locked: another client is the exclusive writer.
-        WriterFenced: it is an exclusive writer, but not the newest one.
+        WriterFenced: the client is an exclusive writer, but not the newest one.
     """
     may_write = epoch is None if writer is None else epoch == newest
     if may_write or all(
@@ -153,7 +153,7 @@ def check_writer(
 
 
 def _grant_lease(control: LocationState, mutation: kinds.GrantLease, _: int) -> LocationState:
-    """Return control with a new or renewed lease; its `reads_from` never goes back."""
+    """Return control with a new or renewed lease."""
     check_holder(mutation.holder)
     if not is_id(mutation.lease):
         raise ValueError(f"{mutation.lease[:200]!r} is not the id of a lease")
@@ -168,7 +168,7 @@ def _grant_lease(control: LocationState, mutation: kinds.GrantLease, _: int) -> 
 
 
 def _end_lease(control: LocationState, mutation: kinds.EndLease, _: int) -> LocationState:
-    """Return control without a lease, if it exists.
+    """Return control without a lease; unchanged if the lease does not exist.
 
     The caller releases its holds. Raises Conflict: the lease was renewed meanwhile.
     """
@@ -200,11 +200,12 @@ def _truncate_log(control: LocationState, mutation: kinds.TruncateLog, seqno: in
 
 
 def _void_uploads(control: LocationState, mutation: kinds.VoidUploads, seqno: int) -> LocationState:
+    """Return control with a higher floor of uploads: older ones stay unused."""
     return msgspec.structs.replace(control, upload_floor=max(control.upload_floor, min(mutation.floor, seqno + 1)))
 
 
 def _take_over(control: LocationState, mutation: kinds.TakeOver, seqno: int) -> LocationState:
-    """Return control after a `TakeOver`; nothing changes if an earlier one refuses."""
+    """Return control with a new basis of checkpoints, if the present allows."""
     checkpoint = mutation.checkpoint
     checkpoint_at = parse_checkpoint_seqno(checkpoint.blob)
     if checkpoint_at is None or checkpoint_at >= seqno:
@@ -215,12 +216,14 @@ def _take_over(control: LocationState, mutation: kinds.TakeOver, seqno: int) -> 
 
 
 def _forget_dropped(control: LocationState, mutation: kinds.Collected, _: int) -> LocationState:
+    """Return control without dropped blobs that have been deleted."""
     forgotten = set(mutation.dropped)
     remaining = tuple(dropped for dropped in control.dropped if (dropped.collection, dropped.seqno) not in forgotten)
     return msgspec.structs.replace(control, dropped=remaining)
 
 
 def _describe_location(control: LocationState, mutation: kinds.DescribeLocation, _: int) -> LocationState:
+    """Return control with a changed description."""
     return msgspec.structs.replace(
         control, about=apply_description(control.about, mutation.words, {}, mutation.version)
     )
@@ -264,7 +267,7 @@ def add_destroyed(
     seqno: int,
     written_ms: int,
 ) -> LocationState:
-    """Return control after the drop of a collection, whose blobs stay for the leases of its readers."""
+    """Return control after a collection is dropped; leases keep its blobs readable."""
     dropped = Dropped(seqno, written_ms, collection, readers, folders=folders)
     return msgspec.structs.replace(control, dropped=(*control.dropped, dropped))
 
@@ -277,7 +280,7 @@ def add_unused(
     seqno: int,
     written_ms: int,
 ) -> LocationState:
-    """Return control after a mutation that leaves blobs unused, which stay for the leases of their readers."""
+    """Return control after blobs become unused; leases keep them readable."""
     is_kept = not isinstance(mutation, kinds.Replace) or mutation.history_from is None
     erased = control.erased if is_kept else seqno
     dropped = control.dropped
@@ -290,5 +293,5 @@ def add_unused(
 
 
 def is_still_readable(control: LocationState, dropped: Dropped) -> bool:
-    """Return whether the holder of a lease may still read dropped blobs."""
+    """Return whether a lease that may read dropped blobs has not ended."""
     return any(control.leases[id_].reads_from < dropped.seqno for id_ in dropped.leases if id_ in control.leases)

@@ -29,13 +29,13 @@ AGES = ("grace_s", "log_retention_s")  # The times that are measured by the ages
 
 
 class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The newest policy, and earlier ones, oldest first, each with the seqno of the record that replaced it."""
+    """The newest policy, and earlier ones, each with its last seqno."""
 
     newest: Policy
     before: tuple[tuple[Seqno, Policy], ...] = ()
 
     def with_policy(self, policy: Policy, seqno: int, *, at_once: bool) -> "Policies":
-        """Return the policies after a record that sets one."""
+        """Return the policies after a record at `seqno` sets a new one."""
         if at_once or seqno == 0:
             return Policies(policy)
         earlier = (*self.before, (seqno, self.newest))
@@ -45,7 +45,7 @@ class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return Policies(policy, earlier)
 
     def get_policy_in_force(self, log_floor: int, is_old: Callable[[int, float], bool]) -> Policy:
-        """Return the policy that determines which blobs may be deleted now. For uploads, see `get_orphan_grace_s`.
+        """Return the policy by which blobs may be deleted now.
 
         Args:
             log_floor: the first record of the log.
@@ -60,12 +60,12 @@ class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return msgspec.structs.replace(self.newest, **times)
 
     def get_orphan_grace_s(self, seqno: int) -> int:
-        """Return the seconds that an upload may take if it began at a seqno."""
+        """Return how many seconds an upload may take that began at `seqno`."""
         earlier = (policy.orphan_grace_s for replaced_at, policy in self.before if seqno <= replaced_at)
         return max(self.newest.orphan_grace_s, *earlier, 0)
 
 
 def _keep_longer_times(first: Policy, second: Policy) -> Policy:
-    """Return the second policy, with the longer times of both."""
+    """Return the second policy, with the longer of each pair of times."""
     times = (*AGES, "orphan_grace_s")
     return msgspec.structs.replace(second, **{name: max(getattr(first, name), getattr(second, name)) for name in times})

@@ -25,7 +25,7 @@ def add_table_version(contents: CollectionState, step: kinds.Publish) -> Collect
 
     Raises:
         Superseded: another client has published or compacted since the plan.
-        AsOfNotSealed: the collection may still change at its time.
+        AsOfNotSealed: the collection may still change at the version's time.
         ValueError: no writer makes such a step.
     """
     publication_before = contents.published.get(step.table)
@@ -34,7 +34,7 @@ def add_table_version(contents: CollectionState, step: kinds.Publish) -> Collect
     if not is_id(step.id):
         raise ValueError(f"{step.id[:200]!r} is not the id of a table")
     if publication_before is not None and publication_before.id != step.id:
-        raise Superseded(f"the {step.table} table of {contents.name!r} was given up, and is another one by now")
+        raise Superseded(f"the {step.table} table of {contents.name!r} was removed and published anew meanwhile")
     if step.as_of >= contents.upper:
         raise AsOfNotSealed(step.as_of, to_antichain(contents.upper), 0.0)
     if not 1 <= step.schema <= len(contents.earlier) + 1:
@@ -45,7 +45,7 @@ def add_table_version(contents: CollectionState, step: kinds.Publish) -> Collect
     available = {**contents.kept, **contents.numbered, **new_parts}
     old = {} if publication_before is None else publication_before.files
     if not old.keys() >= set(step.removed):
-        raise ValueError("the version before does not have what it removes")
+        raise ValueError("it removes parts that the previous version does not have")
     numbers = resolve_numbers(tuple(file.number for file in step.files), contents.next_number)
     if not available.keys() >= set(numbers):
         raise Superseded("a part that the table was to name is not there any more: a compaction came first")
@@ -68,7 +68,7 @@ def add_table_version(contents: CollectionState, step: kinds.Publish) -> Collect
     known_blobs = set() if publication_before is None else {*publication_before.blobs}
     vectors = {file.deletes.blob for file in step.files if file.deletes is not None}
     if not known_blobs.union(step.blobs) >= vectors.union(step.metadata):
-        raise ValueError("it names blobs that neither the version before has nor this one brings")
+        raise ValueError("it names blobs that are neither of the previous version nor added by this one")
     if not set(new_parts) <= set(numbers):
         raise ValueError("it brings parts that the table does not name")
     return _replace_tables(contents, {**contents.published, step.table: publication}, new_parts)
@@ -78,7 +78,7 @@ def remove_table(contents: CollectionState, step: kinds.Unpublish) -> Collection
     """Return contents without a published table, without a check of `step.unused`.
 
     Raises:
-        Superseded: it has another version now, or was removed.
+        Superseded: the table has another version now, or was removed.
         ValueError: no writer makes such a step.
     """
     present_publication = contents.published.get(step.table)
@@ -89,15 +89,14 @@ def remove_table(contents: CollectionState, step: kinds.Unpublish) -> Collection
 
 
 def list_unused_blobs(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> tuple[str, ...]:
-    """Return the blobs that a step leaves unused; raises as the step."""
+    """Return the blobs that a publication's step leaves unused."""
     return tuple(sorted(contents.named_blobs - _change_tables(contents, step).named_blobs))
 
 
 def apply_publication(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> CollectionState:
     """Apply a change of a published table, and check its list of unused blobs.
 
-    Raises:
-        Superseded: it leaves other blobs unused than it lists; or as `add_table_version` and `remove_table`.
+    Raises Superseded: the change leaves other blobs unused than it lists; or as `add_table_version` and `remove_table`.
     """
     after = _change_tables(contents, step)
     check_published(after)
@@ -107,6 +106,7 @@ def apply_publication(contents: CollectionState, step: kinds.Publish | kinds.Unp
 
 
 def _change_tables(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> CollectionState:
+    """Apply a publication's step, without a check of its unused blobs."""
     return add_table_version(contents, step) if isinstance(step, kinds.Publish) else remove_table(contents, step)
 
 
@@ -134,7 +134,7 @@ def check_published(contents: CollectionState) -> None:
     for number in numbers:
         part = contents.get_part(number)
         if not part.blob or not part.is_plain:
-            raise ValueError(f"a published table names {part.name}, of which not each row counts once in a file")
+            raise ValueError(f"a published table names {part.name}, which is inline or has diffs other than 1")
         named = [publication.files.get(number) for publication in contents.published.values()]
         if any(file is not None and file.deletes is not None and file.deletes.rows > part.rows for file in named):
             raise ValueError(f"a published table leaves out more rows than {part.name} has")

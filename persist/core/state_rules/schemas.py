@@ -37,7 +37,7 @@ def load_schema_version(contents: CollectionState, version: int) -> CollectionSc
 
 
 def attach_versions(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
-    """Attach the other versions of a collection's schema to a schema.
+    """Return the schema with all versions of the collection's schema attached.
 
     Reading parts of other versions needs them. The codecs of the schema stay.
     """
@@ -47,7 +47,7 @@ def attach_versions(schema: CollectionSchema, contents: CollectionState) -> Coll
 
 
 def load_newest_schema(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
-    """Return the newest version of a collection's schema, with a schema's codecs."""
+    """Return a collection's newest schema, with the codecs of an older one."""
     if schema.version == len(contents.earlier) + 1:
         return attach_versions(schema, contents)
     newest = contents.schema
@@ -57,12 +57,11 @@ def load_newest_schema(schema: CollectionSchema, contents: CollectionState) -> C
 
 
 def reconcile_schema(caller_schema: CollectionSchema, contents: CollectionState, collection: str) -> CollectionSchema:
-    """Return the stored version of a caller's schema, with the caller's codecs.
+    """Return the stored schema version that a caller's schema equals.
 
-    It is the newest, or an older one if columns were only added since: then the caller writes with the older version.
+    This is the newest version; or an older one if columns were only added since: then the caller writes with that one.
 
-    Raises:
-        CodecMismatch, SchemaMismatch: there is no such version; the message has the difference to the newest.
+    Raises CodecMismatch, SchemaMismatch: no version matches; the message has the difference to the newest.
     """
     newest = contents.schema
     try:
@@ -79,10 +78,10 @@ def apply_evolve(contents: CollectionState, step: kinds.Evolve) -> CollectionSta
     """Return contents with the next version of their schema.
 
     Raises:
-        SchemaMoved: another client was first, so it is not based on the newest version.
-        SchemaMismatch: it may not follow the newest.
-        InvalidUsage: it is a view; or what `evolve_form` and `make_keyed` raise.
-        ValueError: it is not a valid schema.
+        SchemaMoved: another client was first, so the new schema is not based on the newest version.
+        SchemaMismatch: the new schema may not follow the newest version.
+        InvalidUsage: the collection is a view; or as `evolve_form` and `make_keyed`.
+        ValueError: the new schema is not valid.
     """
     if contents.view is not None:
         raise InvalidUsage(
@@ -97,8 +96,8 @@ def apply_redefine(contents: CollectionState, step: kinds.Redefine) -> Collectio
 
     Raises:
         UpperMismatch, ViewRedefined, SchemaMoved: the view was refreshed, or another client was first.
-        InvalidUsage: it is not a view, or is complete for ever.
-        SchemaMismatch: the schema may not follow the newest.
+        InvalidUsage: the collection is not a view, or is complete for ever.
+        SchemaMismatch: the new schema may not follow the newest version.
     """
     if contents.view is None:
         raise InvalidUsage(f"collection {contents.name!r} is not a view: it is written by its users")
@@ -138,7 +137,7 @@ def check_based_on_newest(contents: CollectionState, after: CollectionSchema, *,
 
 
 def build_schema_moved(contents: CollectionState, base_version: int, own_changes: Sequence[str]) -> SchemaMoved:
-    """Return the error for a change that is based on an old version, with the changes of both sides."""
+    """Return the error for a change to an outdated version of a schema."""
     newest = contents.schema
     base_schema = next((schema for schema in newest.known if schema.version == base_version), None)
     other_changes = () if base_schema is None else tuple(describe_changes(base_schema, newest))
@@ -146,7 +145,7 @@ def build_schema_moved(contents: CollectionState, base_version: int, own_changes
 
 
 def check_writable_version(contents: CollectionState, version: int) -> None:
-    """Check that updates of a schema version may still be written."""
+    """Check that updates of an older schema version may still be written."""
     if version == len(contents.earlier) + 1:
         return
     newest = contents.schema
@@ -174,7 +173,7 @@ def check_columns_exist(contents: CollectionState, ids: Sequence[int]) -> None:
 
 
 def find_columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[str, list[str]]:
-    """Return held columns that a schema drops, with the names of holds.
+    """Return the columns that a new schema drops although holds name them.
 
     A column that loses an inner field counts as dropped.
     """
@@ -201,7 +200,7 @@ def _loses_fields(before: Node, after: Node) -> bool:
 
 
 def check_versions(contents: CollectionState) -> None:
-    """Raise ValueError if schema versions are inconsistent, or a part has none."""
+    """Raise ValueError if schema versions are inconsistent, or a part's version is missing."""
     used: set[int | tuple[int, int]] = set()
     for earlier_schema, after in pairwise(contents.schema.known if contents.earlier else ()):
         used.update(list_all_ids(earlier_schema))

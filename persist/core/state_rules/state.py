@@ -76,7 +76,7 @@ PENDING_MAX = 64  # Mutations an entry keeps before it takes its contents for it
 
 
 class CollectionEntry(msgspec.Struct, frozen=True):
-    """One collection of a state; see the module's docstring.
+    """A collection in a `State`: its stored base, and mutations since then.
 
     Attributes:
         leased: (hold, lease) of each leased hold. It is kept here, not with the leases, so that reads of thousands of
@@ -96,7 +96,7 @@ class CollectionEntry(msgspec.Struct, frozen=True):
 
     @property
     def stored(self) -> tuple[BlobRef, ...]:
-        """The pointers to the stored objects of the base."""
+        """Pointers to the stored state object and its changes, if stored."""
         return (self.base, *self.levels) if isinstance(self.base, BlobRef) else ()
 
     @property
@@ -105,7 +105,7 @@ class CollectionEntry(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(lease for _, lease in self.leased))
 
     def attach_contents(self, base: CollectionState | None) -> "CollectionEntry":
-        """Return this entry with its contents: the pending mutations applied to its base (None without one)."""
+        """Return this entry with contents: its pending mutations applied to `base`."""
         contents = base
         for step in merge_holds(self.pending):
             contents = apply_step(contents, step)
@@ -120,7 +120,7 @@ class CollectionEntry(msgspec.Struct, frozen=True):
 class State:
     """The state after all records up to `seqno`, whose commit id is `commit`; -1 and None for an empty log.
 
-    `format` is the location's number: the greatest of its records; for an empty log, the newest.
+    `format` is the location's format number: the greatest of its records'; for an empty log, the newest.
     """
 
     location: str | None = None
@@ -151,7 +151,7 @@ class State:
         return {key for contents in known_contents for key in contents.named_blobs}
 
     def replace_entry(self, entry: CollectionEntry) -> "State":
-        """Return this state with an equivalent form of one entry.
+        """Return this state with one entry in another, equivalent form.
 
         For example with its contents loaded, or with another base.
         """
@@ -204,7 +204,7 @@ def compute_format(state: State, mutations: Iterable[Mutation]) -> int:
 
 
 class StateChanges:
-    """A state to which mutations are applied one by one. `extend` adds a step to an entry."""
+    """A state to which a record's mutations are applied one by one. `extend` adds a step to an entry."""
 
     def __init__(
         self,
@@ -263,9 +263,9 @@ class StateChanges:
     def _check_not_needed(self, entry: CollectionEntry) -> None:
         """Raise CollectionNeeded if views read the collection.
 
-        Each view has a permanent hold on it, which is named by the view's id.
+        Each view that reads a collection has a permanent hold on it, with the view's id in its name.
 
-        Without loaded contents, this is a replay of a record whose writer has checked it.
+        Without loaded contents, nothing is checked: this replays a record whose writer has checked it.
         """
         holds = entry.contents.holds if entry.contents is not None else {}
         readers = {reader.name for hold in holds if (reader := self._find_reader(hold)) is not None}
@@ -283,7 +283,7 @@ class StateChanges:
             raise ColumnsNeeded(entry.name, {column: views for column, views in readers.items() if views})
 
     def _find_reader(self, hold: str) -> CollectionEntry | None:
-        """Return the view of a hold; for a hold of an arrangement, its owner."""
+        """Return the view that has a hold, or its arrangement's owner."""
         reader = find_reader(hold)
         entry = None if reader is None else self.entries.look_up(reader)
         owner = None if entry is None else find_owner(entry.name)
@@ -321,9 +321,9 @@ class StateChanges:
         return entry
 
     def _check_clone_folders(self, step: kinds.Clone) -> tuple[str, ...]:
-        """Check a clone; return all folders in which its source has parts.
+        """Check a clone; return the collections whose folders have the source's parts.
 
-        They include those without a part of the clone, because an erasure covers all of them. A part that the source
+        These include collections without a part of the clone, because an erasure covers all. A part that the source
         no longer names must not be shared, because it may be deleted already. Without loaded contents, this replays a
         record whose writer has checked it, so only the folders are checked.
         """
@@ -336,16 +336,17 @@ class StateChanges:
             if step.as_of >= source.contents.upper:
                 raise AsOfNotSealed(step.as_of, to_antichain(source.contents.upper), 0.0)
             if (source.contents.schema_json, source.contents.keyed) != (step.schema, step.keyed):
-                raise Superseded("what was to be cloned has evolved meanwhile")
+                raise Superseded("the source of the clone has evolved meanwhile")
             named = {part.blob for part in source.contents.parts}
             if any(
                 part.blob not in named for part in step.parts if part.blob and not is_upload(part.blob, step.collection)
             ):
-                raise Superseded("what was to be shared with a clone was replaced by a compaction meanwhile")
+                raise Superseded("a compaction has replaced a part that the clone was to share")
         return tuple(sorted({source.id, *source.folders}))
 
 
 def _add_leased_hold(entry: CollectionEntry, hold: str, lease: str) -> CollectionEntry:
+    """Note in an entry that a lease has a hold."""
     for leased_hold, by in entry.leased:
         if leased_hold == hold and by != lease:
             raise ValueError(f"{hold!r} is the id of a hold that lives by another lease")
@@ -355,13 +356,14 @@ def _add_leased_hold(entry: CollectionEntry, hold: str, lease: str) -> Collectio
 
 
 def _remove_leased_hold(entry: CollectionEntry, hold: str) -> CollectionEntry:
+    """Remove a lease's hold from an entry."""
     if all(leased_hold != hold for leased_hold, _ in entry.leased):
         return entry
     return msgspec.structs.replace(entry, leased=tuple(leased for leased in entry.leased if leased[0] != hold))
 
 
 def _extend_entry(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
-    """Return an entry with a step's mutations pending, and applied to loaded contents."""
+    """Add a mutation to an entry's pending ones, and to loaded contents."""
     assert not isinstance(step, Planned | Condition)
     if isinstance(step, kinds.Note):
         check_note(step)

@@ -2,21 +2,21 @@
 
     parts of the source at as_of            in the clone
     all rows are at requested times         shared unchanged: no blob is read or written
-    no row is                               left out
-    some are (they straddle a bound)        rewritten: these rows become new parts, in the clone's own folder
+    no row is at a requested time           left out
+    some rows are (the part *straddles*)    rewritten: these rows become new parts, in the clone's own folder
 
-The requested rows are a keyframe and the rows after it up to `as_of`, or all rows up to `as_of`. The choice with the
-fewest bytes to rewrite is taken. Mostly nothing is rewritten: a commit writes one time, and a merge crosses no
-keyframe. An old time between keyframes may lie in the middle of a large merged part, though.
+The requested rows are a keyframe and the rows after it up to `as_of`, or all rows up to `as_of`. `_choose_cheapest`
+prefers the choice with the fewest bytes to rewrite. Mostly nothing is rewritten: a commit writes one time, and a merge
+crosses no keyframe. An old time between keyframes may lie in the middle of a large merged part, though.
 
 The clone is one record, whatever its size, and a part list if it is long. That record holds only if the source still
 names all that is shared (`persist.core.state_rules.state`). If a compaction came first, the clone is planned again.
-After the record, the two are independent: each has its own schema, frontiers, events, compaction and end.
-Blobs are deleted when no collection names them any more (`persist.engine.upkeep.garbage`).
+After the record, the two are independent: each has its own schema, frontiers, events, compaction and end. Blobs are
+deleted when no collection names them any more (`persist.engine.upkeep.garbage`).
 
-A clone does not copy what belongs to one collection alone: holds, tags, tokens, published tables, events that are
-not resolved, the definition of a view. It keeps descriptions, the retention and, if it is keyed, the declaration and
-the present late bound: with an earlier one, late events could restore deleted rows.
+A clone does not copy what belongs to one collection alone: holds, tags, tokens, published tables, events that are not
+resolved, the definition of a view. It keeps descriptions, the retention and, if it is keyed, the declaration and the
+present late bound: with an earlier one, late events could restore deleted rows.
 
 Rejected: an upper bound in the descriptor of a shared part. Every reader, sum, statistic and published table would have
 to apply it. Rejected: a keyframe after `as_of` minus the history between, by which a clone would need times that it has
@@ -93,16 +93,17 @@ def commit_clone(source: CollectionHandle, name: str, as_of: int | Moment | None
 
 
 def _find_last_change(contents: CollectionState) -> int:
+    """Return the last time at which a collection has an update or a keyframe."""
     times = [part.time_max for part in contents.numbered.values()]
     return max([*times, get_first_time(contents), *(keyframe.as_of for keyframe in contents.keyframes)])
 
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """The parts of its source that a clone as of a time shares.
+    """The parts of the source collection that a clone as of `as_of` shares or rewrites.
 
     Attributes:
-        runs: of the history, by the source's numbers, without straddling parts.
+        runs: the shared runs of the history, by the numbers of parts in the source, without straddling parts.
         straddling: parts that also have rows outside of `lower <= time <= as_of`.
     """
 
@@ -113,7 +114,7 @@ class _Shares:
 
     @property
     def lower(self) -> int:
-        """The first time of the history."""
+        """The first time of the shared history, just after the keyframe."""
         return 0 if self.keyframe is None else self.keyframe.as_of + 1
 
 
@@ -146,7 +147,7 @@ def _plan_shares(contents: CollectionState, as_of: int, keyframe: Keyframe | Non
 def _rewrite_straddling_parts(
     source: CollectionHandle, contents: CollectionState, id_: str, shares: _Shares
 ) -> tuple[Part, ...]:
-    """Store the requested rows of straddling parts; return their parts, in key order."""
+    """Store the cloned rows of parts that also have rows at other times. Return the new parts, in key order."""
     if not shares.straddling:
         return ()
     maker = source.engine.writer("clone").make_local_part_maker(threading.Event())

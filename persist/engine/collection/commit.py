@@ -6,9 +6,10 @@ newest contents (`persist.engine.collection.planned_commits.submit_all`), and on
 
 - Before the block ends nothing reaches the log, and no event is stored. If it raises, the uploads of `write` are
   deleted.
-- A seal of a keyed collection resolves what was pending before it, together with the events of the block.
+- A seal of a keyed collection resolves the events that were pending before the block, together with the block's.
 - Steps on a keyed collection are checked in their order: an event before a seal of the block is refused, and so is a
-  seal to an earlier time. The last seal counts, and a condition is about the contents before the block.
+  seal to an earlier time. The last seal counts. A condition, such as an expected upper, is tested on the contents
+  before the block.
 - If another client changes one of the collections first, everything is validated again, and changed collections are
   resolved again. An upsert of a plain collection, and an overwrite or a delete without a time, is the difference to the
   contents when the block ends, and is computed again after a conflict. With a time, it is the difference to the
@@ -64,17 +65,18 @@ from persist.engine.write.write_options import WriteOptions, add_token
 
 
 def _describe_time_conflict(what: str, handle: CollectionHandle) -> str:
+    """Return the error text for rows of which only some have a time."""
     name = handle.name
     return f"some {what} of {name!r} in this block have no time, and others do: give a time to all of them or to none"
 
 
 @dataclass(slots=True)
 class _Draft:
-    """The block's steps on a keyed collection.
+    """The steps of a block on one keyed collection, until they are planned.
 
     Attributes:
         end: the upper to seal to; None not to seal.
-        change: a change of its contents, in place of events.
+        change: an overwrite or a conditional deletion of the collection, in place of events.
     """
 
     handle: CollectionHandle
@@ -104,8 +106,8 @@ class _Draft:
             raise attach_timeline(UpdateNotBeyondUpper(first, to_antichain(self.end)), self.handle.schema.timeline)
         if self.events and self.events[0].schema != events.schema:
             raise SchemaMismatch(
-                f"these events of {self.handle.name!r} are of another version of its schema than those before them: "
-                "load the collection once, and give all of its events by that"
+                f"these events of {self.handle.name!r} have another schema version than earlier ones of this block: "
+                "load the collection once, and write all of its events by that handle"
             )
         self.events.append(events)
 
@@ -148,8 +150,8 @@ class Commit:
         """Begin an empty commit; errors are those of `Client.multi_write`.
 
         Args:
-            options: of all steps, without a time, which each step has.
-            action: its name in errors.
+            options: the options of all steps, except the time, which each step has.
+            action: the name of the caller's operation in errors.
             at_once: the caller adds steps and commits in one call, so no rows need be copied.
         """
         engine.writer(action)
@@ -191,7 +193,7 @@ class Commit:
     ) -> None:
         """Add stored parts; see `MultiWrite.add_parts`.
 
-        `at_commit`: their rows have 0 as their time, and get the time of the commit, which seals after it.
+        `at_commit`: the stored rows have time 0. They get the time of the commit, which also seals that time.
         """
         self.check(handle)
         steps: list[Step] = [*handle.make_part_steps(parts, keep=keep), Asked(handle.id, digest)]
@@ -324,9 +326,8 @@ class Commit:
         self.check(handle)
         if handle.id in self._names:
             raise InvalidUsage(
-                f"an overwrite or delete, or an upsert of what is not keyed, is the difference to what is there before "
-                f"this block, so it comes before all else that the block does with {handle.name!r}, and only once: put "
-                "it first, or into a block of its own"
+                f"an overwrite, a delete or an upsert of a plain collection changes the contents before the block, "
+                f"so it must be the block's first step on {handle.name!r}: put it first, or into a block of its own"
             )
 
     def add_seal(self, handle: CollectionHandle, upper: int) -> None:
@@ -358,6 +359,7 @@ class Commit:
             )
 
     def _get_draft(self, handle: CollectionHandle) -> _Draft:
+        """Return the draft of a keyed collection, a new one at its first step."""
         self.add(handle, [])
         return self._drafts.setdefault(handle.id, _Draft(handle))
 
@@ -398,13 +400,13 @@ class Commit:
     def _make_upsert(
         self, handle: CollectionHandle, pieces: Sequence[EventTable]
     ) -> tuple[CollectionHandle, PlainChange]:
-        """Return a collection, and an upsert into it as a change."""
+        """Return a collection, and the change that upserts rows into it."""
         events = concat_events(pieces)
         steps = partial(make_upsert_steps, handle, events, self.options.token)
         return handle, PlainChange(steps, events.at_commit)
 
     def _make_change_request(self, handle: CollectionHandle, change: PlainChange) -> AskedEvents:
-        """Return the request of a change, with the block's other additions to the collection in its digest."""
+        """Return the request for a change; its digest includes other additions to the collection."""
         beside = [step for step in self._steps if isinstance(step, Asked) and step.collection == handle.id]
         whole = msgspec.structs.replace(change, steps=lambda: [*change.steps(), *beside])
         return AskedEvents(None, None, self.options.token, plain=whole)
@@ -431,7 +433,7 @@ def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment |
 
     Args:
         rewritten: gets a reader of the contents; returns the removed and the new rows, or None for no change.
-        time: of the difference; None for the time of the commit.
+        time: the time of the difference; None for the time of the commit.
     """
     future = commit_one(handle, "sql", WriteOptions(), lambda commit: commit.rewrite(handle, rewritten, time=time))
     if handle.keyed is not None and isinstance(future.exception(), Unchanged):

@@ -113,13 +113,13 @@ def _make_named_hold(handle: CollectionHandle, name: str, time: int | None, sche
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The description of a location, a collection or a column; pass it back as `expected` to change it.
+    """The description of a location, a collection or a column; `describe` takes it as `expected`.
 
     Attributes:
         comment: a text for people.
         properties: texts by name.
         columns: the descriptions of columns that have one, by their present names.
-        version: how often it was changed; of a column it is 0.
+        version: how often the description was changed; 0 for a column.
     """
 
     comment: str = ""
@@ -135,9 +135,9 @@ class Retained(Shown):
     Attributes:
         times: how many times before upper stay readable.
         since, upper: the present frontiers.
-        waits_for: the holds and tags that keep since behind the retention.
+        waits_for: the holds and tags that keep more history than the retention.
         unresolved_from: the first time with pending events, which also keep since; None without any.
-        timeline: of the collection.
+        timeline: converts times to moments; None if times are only numbers.
     """
 
     times: int
@@ -179,7 +179,7 @@ def get_collection_description(contents: CollectionState) -> About:
 
 
 def check_words(comment: str | None, properties: Mapping[str, str | None] | None) -> Words:
-    """Check a comment and properties."""
+    """Check a comment and properties; return them as a change of a description."""
     if comment is not None and not is_storable_text(comment):
         raise InvalidUsage(f"comment={comment!r:.100} is not text: give a str, '' for no comment")
     changed_properties = {} if properties is None else properties
@@ -189,16 +189,15 @@ def check_words(comment: str | None, properties: Mapping[str, str | None] | None
     ):
         raise InvalidUsage(
             f"properties={properties!r:.200} is not a dict of texts: give {{'owner': 'data team'}}, and None "
-            f"for one that "
-            "is to go"
+            "to remove a text"
         )
     return Words(comment, dict(changed_properties))
 
 
 def read_version(expected: About | None) -> int | None:
-    """Return the version that a caller expects, None for any."""
+    """Return the version of an expected description; None if any version is accepted."""
     if expected is not None and not isinstance(expected, About):
-        raise InvalidUsage(f"expected={expected!r:.100} is not what `about` gave")
+        raise InvalidUsage(f"expected={expected!r:.100} is not a value of the property `about`")
     return None if expected is None else expected.version
 
 
@@ -225,15 +224,15 @@ def get_newest_ids(handle: CollectionHandle, newest: CollectionSchema, names: Se
     ids_by_name = dict(zip(handle.schema.names, handle.schema.ids, strict=True))
     if renumbered := [name for name in names if ids_by_name.get(name, ids[name]) != ids[name]]:
         raise SchemaMismatch(
-            f"column {renumbered[0]!r} of collection {handle.name!r} is another one by now than when this handle "
-            f"was loaded: {'; '.join(describe_changes(handle.schema, newest))}. Load it again, and "
+            f"column {renumbered[0]!r} of collection {handle.name!r} was replaced by another column after this "
+            f"handle was loaded: {'; '.join(describe_changes(handle.schema, newest))}. Load it again, and "
             "describe the column that you mean."
         )
     return ids
 
 
 def _check_column_words(name: str, value: Any) -> Words:
-    """Check the description of a column."""
+    """Check a user's description of a column; return it as a change."""
     if isinstance(value, str):
         return check_words(value, None)
     if isinstance(value, Mapping) and {*value} <= {"comment", "properties"}:
@@ -284,6 +283,7 @@ def make_retention_step(handle: CollectionHandle, retention: Retention | None) -
 
 
 def _describe_holder(hold: HoldInfo) -> str:
+    """Return text that names the owner of a hold, for people."""
     if hold.is_tag:
         return f"tag {hold.name!r}"
     return f"hold {hold.name!r}" if hold.name is not None else f"a reader in {hold.holder}"

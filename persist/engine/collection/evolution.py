@@ -2,8 +2,8 @@
 
 - Times in a finer unit have a smaller range: the statistics of the parts show whether all stored values fit; otherwise
   the parts are read. Pending events are stored values, too, and are checked.
-- A collection that becomes keyed must have one value per key at every distinguishable time, because later events
-  retract the one row of their key.
+- A collection that becomes keyed must have one value per key at every readable time: a later event of a key retracts
+  its only row.
 
 The commit is refused if anything was added after the check.
 """
@@ -49,7 +49,7 @@ KEYS_NAMED = 10
 
 
 def parse_declaration(keyed: Any, schema: CollectionSchema) -> KeyedForm:
-    """Return a user's declaration for a collection, after checking that it fits the future schema."""
+    """Return a user's `Keyed` as a checked form of events for a schema."""
     if not isinstance(keyed, Keyed):
         raise InvalidUsage(f"keyed={keyed!r} is not a declaration: give persist.Keyed(...)")
     return build_form(keyed, schema)
@@ -60,8 +60,7 @@ def check_one_value(
 ) -> ExpectNothingBeyondUpper:
     """Check that a collection has one value per key; return the condition that keeps this true.
 
-    Args:
-        then: the state after the collection becomes keyed.
+    `then`: the state after the collection becomes keyed.
 
     Raises:
         NotOneValue: some keys have several values, or are NULL; the error names the first ten.
@@ -101,7 +100,7 @@ class WantedEvolution:
 
     @property
     def changes_columns(self) -> bool:
-        """Whether anything changes besides the resolution of events."""
+        """Whether the evolution changes columns, not only the resolution of events."""
         return any((self.add, self.drop, self.rename, self.widen, self.reorder))
 
 
@@ -172,6 +171,7 @@ def _set_comments(
 
 
 def _evolve_schema(before: CollectionSchema, evolution: WantedEvolution, contents: CollectionState) -> CollectionSchema:
+    """Return the next version of a schema; raise SchemaMismatch if the changes do not fit."""
     if not evolution.changes_columns:
         return replace(before, version=before.version + 1, known=())
     try:
@@ -230,13 +230,13 @@ def _check_changes(evolution: WantedEvolution, comments: Mapping[str, str] | Non
 
 
 def _convert_types(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:
-    """Return Arrow types for the types that `create_or_load` accepts."""
+    """Return the types of columns as Arrow types; `what` names the argument in errors."""
     types = {}
     for name, kind, nullable in parse_fields(given, "value") if given else ():
         if not nullable:
             raise SchemaMismatch(
-                f"{what}= gives column {name!r} as not null, and whether a column may hold NULL stays what it is; one "
-                "that is added may, because older records have none. Give its type alone"
+                f"{what}= declares column {name!r} as not null: whether a column may hold NULL cannot change, and "
+                "an added column may, because older records lack it. Give the type alone"
             )
         types[name] = kind
     return types
@@ -289,7 +289,7 @@ def _check_fits(
 def _iterate_pending_rows(
     reader: PartReader, contents: CollectionState, schema: CollectionSchema, columns: list[str]
 ) -> Iterator[pa.Table]:
-    """Yield value columns of the pending events, which must be readable under another schema, too."""
+    """Yield value columns of the pending events, read with another schema."""
     if contents.keyed is None or not contents.pending:
         return
     events = make_event_schema(schema, list_event_fields(schema, contents.keyed))

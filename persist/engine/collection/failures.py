@@ -2,8 +2,7 @@
 
 A refresh or a source that fails sets the property `failed` of the collections that it fills, in one record: the time,
 the process and the error. A sink sets `failed.<its hold>` of the first of its collections. The next success removes it.
-So nothing is written or requested without failures, and every client of the location can see why a vanished process
-stopped.
+So a process without failures writes nothing. Every client of the location can see why another process stopped.
 
 - The same failure is stored again after `RETOLD_S` at the earliest: a process that restarts again and again does not
   fill the log.
@@ -53,9 +52,9 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def load_failures(contents: CollectionState) -> dict[str, Failure]:
-    """Return the present failure of each sink, by its hold, and of the collection's source, by "".
+    """Return the present failures by hold of the sink; "" is the source.
 
-    A property of such a name that a user wrote is left out.
+    If a user wrote a property of such a name, it is not a failure, and left out.
     """
     failures = {}
     for name, text in contents.about.properties.items():
@@ -112,6 +111,7 @@ def clear_failure(handles: Sequence[CollectionHandle], sink: str = "") -> None:
 
 
 def _differs(before: Failure | None, now: Failure) -> bool:
+    """Return whether to store a failure: it has another error, or enough time has passed."""
     return before is None or before.error != now.error or now.at_ms - before.at_ms >= RETOLD_S * 1000
 
 
@@ -124,7 +124,7 @@ def _store_text(handles: Sequence[CollectionHandle], sink: str, text: str | None
 
 
 def _redact_error(error: Exception, names: set[str]) -> str:
-    """Return an error as one line, without possible secrets or values of rows."""
+    """Return an error as one line, without secrets and values; `names` may stay."""
     if isinstance(error, OperatorFailed):
         text, is_ours = f"operator {error.operator} failed: {error.problem}", False
     else:

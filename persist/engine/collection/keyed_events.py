@@ -61,7 +61,7 @@ class Rewrite:
     after: pa.Table
 
     def updates(self, schema: CollectionSchema, time: int) -> pa.Table:
-        """Return the difference of both, consolidated; before is not None."""
+        """Return the updates that replace `before`, which is not None, by `after`, consolidated."""
         sides = [(self.after, 1), (self.before, -1)]
         tables = [to_updates(add_times(rows, schema, Stamp(time, diff)), schema) for rows, diff in sides]
         return consolidate(pa.concat_tables(tables), [*schema.names, TIME]).select(schema.arrow.names)
@@ -111,11 +111,10 @@ class KeyedChange:
     """Replaces the contents of a keyed collection, or a part of them, after all events up to its time.
 
     Attributes:
-        new: rows for `compute_differences`, which no other code changes; or a function that computes them from the
-            contents.
-        time: of the change; None for the time of the commit.
+        new: the new rows, in a form of `compute_differences`; or a function that computes them from the contents.
+        time: the time of the change; None for the time of the commit.
         where: only rows for which this is true are replaced; None for all.
-        digest: of the complete request.
+        digest: the digest of the complete request.
     """
 
     new: NewRows | Rewritten
@@ -124,9 +123,9 @@ class KeyedChange:
     digest: int
 
     def updates(self, handle: CollectionHandle, after: CollectionState) -> Iterator[pa.Table]:
-        """Yield the updates to add, from the contents after the events.
+        """Yield the updates of the change, computed from the contents after all events before it.
 
-        Raises: as `KeyReplacement`; SchemaMismatch, if they have another schema by now; Unchanged.
+        Raises: as `KeyReplacement`; SchemaMismatch, if the collection has another schema by now; Unchanged.
         """
         schema, time, form = handle.get_current_schema(after), self.time, get_keyed_form(handle)
         assert time is not None, "when it is made, its time has been chosen"
@@ -171,11 +170,11 @@ def convert_partial_events(handle: CollectionHandle, data: Any, stamp: Stamp | N
 
 
 class PlainChange(msgspec.Struct, frozen=True):
-    """The difference to a plain collection's contents, computed at the commit.
+    """A change of a plain collection, whose updates are computed at the commit.
 
     Attributes:
-        steps: computes it from the newest contents.
-        at_commit: whether it gets the time of the commit.
+        steps: computes the updates from the newest contents.
+        at_commit: whether the updates get the time of the commit.
     """
 
     steps: Callable[[], list[Step]]
@@ -183,14 +182,14 @@ class PlainChange(msgspec.Struct, frozen=True):
 
 
 class AskedEvents(msgspec.Struct, frozen=True):
-    """The part of a commit for one collection: events and a seal of a keyed collection, or a change.
+    """The part of a commit for one collection: its events and seal, or a change.
 
     Attributes:
         marks: the steps that store the token; the digest includes late events.
         also: other steps of the same commit: conditions on upper, and notes.
         late: counts late events by reason, and leaves them out; None refuses everything if an event is late.
         late_steps: makes further steps of the commit from the late events; also returns the names of their collections.
-        is_least: whether an upper already beyond end counts as done.
+        is_least: whether the seal is done if the upper is already at or beyond `end`.
         change: a change of the contents after all events before end are resolved; then there are no own events.
         plain: the change of a plain collection; the other fields are empty then.
     """
@@ -222,7 +221,7 @@ class AskedEvents(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, events=events, change=change, end=time + 1)
 
     def bind_to(self, contents: CollectionState) -> "AskedEvents":
-        """Return the request, bound to the present contents."""
+        """Return the request with its seal moved up to the present upper, if it allows that."""
         return (
             msgspec.structs.replace(self, end=max(self.end, contents.upper))
             if self.is_least and self.end is not None
@@ -243,7 +242,7 @@ def get_keyed_form(handle: CollectionHandle) -> KeyedForm:
 
 
 def convert_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True) -> EventTable:
-    """Return events in any form, checked; see `persist.core.keyed.intake`."""
+    """Return a user's rows as checked events; `persist.core.keyed.intake` lists their forms."""
     form, timeline = get_keyed_form(handle), handle.clocked_timeline
     events = to_events(data, handle.schema, form, stamp, timeline, handle.machine, may_delete=may_delete)
     check_event_times(handle, events)
@@ -251,7 +250,7 @@ def convert_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, 
 
 
 def find_refused_events(handle: CollectionHandle, events: EventTable) -> set[int]:
-    """Return the numbers of the partial events that a commit now would refuse, because their keys hold no row."""
+    """Return the numbers of partial events whose keys hold no row now."""
     contents, form, refused = handle.contents(), get_keyed_form(handle), list[pa.Table]()
     machine = require_machine(find_machine(form, handle.machine, handle.name), form, handle.name)
     numbered = events.table.append_column(NUMBER, events.table[SEQ])
@@ -280,8 +279,9 @@ def compute_events_digest(events: EventTable) -> int:
 
 
 def make_deletion_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> EventTable:
-    """Return events that delete keys, in any form that `Snapshot.get` takes, or rows that also have the ordering
-    columns.
+    """Return events that delete keys of a keyed collection.
+
+    The keys have any form that `Snapshot.get` takes, or are rows that also have the ordering columns.
     """
     form = get_keyed_form(handle)
     rows = to_table(open_stream(what), handle.schema)
@@ -298,5 +298,5 @@ def check_upserts(handle: CollectionHandle, action: str = "upsert") -> None:
     if handle.keyed is not None and handle.keyed.machine.name != NAME:
         raise InvalidUsage(
             f"the collection {handle.name!r} has the machine {describe_machine(handle.keyed.machine)}, which alone "
-            f"says what its keys hold, so {action} is refused."
+            f"determines the values of its keys, so {action} is refused."
         ).with_remedy("Use {transition:call}.")

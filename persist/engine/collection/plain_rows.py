@@ -80,7 +80,7 @@ from persist.engine.write.write_options import compute_delete_digest, compute_ov
 
 
 def make_restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None, token: str | None) -> list[Step]:
-    """Return the steps that revert all changes since a sealed time. Cost: these changes.
+    """Return the steps that revert all changes since a sealed time. Cost: reading these changes.
 
     Raises: the errors of `make_overwrite_steps`; AsOfCompacted, if the old contents are compacted.
     """
@@ -106,7 +106,7 @@ def make_rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int
 
     Args:
         rewritten: gets a reader of the contents, and returns the removed and the new rows.
-        time: of the difference; None for the time of the commit.
+        time: the time of the difference; None for the time of the commit.
     """
     contents = _read_after_requests(handle)
     with ExitStack() as stack:
@@ -133,10 +133,10 @@ def make_overwrite_steps(
 ) -> list[Step]:
     """Return the steps that replace the contents, or the rows for which where is true, by rows.
 
-    With a token that was used before, only the request is returned, so that the commit recognises it as done.
+    With a token that was used before, only its digest is returned, so that the commit recognises the repetition.
 
     Args:
-        time: of the difference; None for the time of the commit.
+        time: the time of the difference; None for the time of the commit.
         multiset: whether keys may have several rows.
 
     Raises:
@@ -168,7 +168,7 @@ class NewContents:
 
         Args:
             multiset: whether keys may have several rows.
-            by_key: the rows are an upsert into an empty collection: a row may repeat, and no key is NULL.
+            by_key: the rows are an upsert into an empty collection: equal rows may repeat, and keys must not be NULL.
         """
         if handle.keyed is not None and multiset:
             raise InvalidUsage(f"multiset=True: the keyed collection {handle.name!r} holds one value for each key")
@@ -190,7 +190,7 @@ class NewContents:
         self._stack.close()
 
     def steps(self, where: pc.Expression | None) -> list[Step]:
-        """Return the difference to the present contents; see `make_overwrite_steps`."""
+        """Return the steps that turn the present contents into the new rows."""
         handle, contents = self._handle, _read_after_requests(self._handle)
         text = format_filter(where, self._token)
         if handle.remembers_token(contents, self._token):
@@ -225,7 +225,7 @@ class NewContents:
             self._held = copy_table(new), digest
 
     def make_keyed_change(self, where: pc.Expression | None) -> KeyedChange:
-        """Return the change that makes them a keyed collection's contents; they are needed until it is committed."""
+        """Return the change to the new rows in a keyed collection; close this only after its commit."""
         self.read()
         new, digest = self._get_new_rows()
         digest = compute_overwrite_digest(digest, self._at, format_filter(where, self._token))
@@ -242,7 +242,7 @@ class NewContents:
         check_one_row_per_key(rows, self._handle.schema, self._handle.name, action)
 
     def _drop_repeated_rows(self, rows: pa.Table, present: pa.Table | None = None) -> pa.Table:
-        """Return new rows with each repeated row once."""
+        """Return new rows, each distinct row once; `present` is not used."""
         once = consolidate(rows, [*self._handle.schema.names])
         at = once.schema.get_field_index("_diff")
         return once.set_column(at, once.schema.field(at), make_int64_array(np.ones(len(once), np.int64)))
@@ -310,8 +310,7 @@ def convert_plain_events(
 ) -> EventTable:
     """Return rows for keys of a plain collection, checked, in any form that `Collection.upsert` takes.
 
-    Args:
-        may_delete: see `to_events`.
+    `may_delete`: see `to_events`.
 
     Raises:
         DuplicateKeys: a key has several rows at one time.
@@ -327,13 +326,14 @@ def convert_plain_events(
                 f"the collection {handle.name!r} has no value columns, so None in a tuple may mean an insertion "
                 "or a deletion: give keys as a table or as dicts, and use delete() for deletions"
             )
-    _check_not_view(handle)
+    _check_upsertable(handle)
     form = schema.compute_once(_upsert_form)
     events = to_events(data, schema, form, stamp, handle.clocked_timeline, may_delete=may_delete)
     return _check_events(handle, events, "upsert")
 
 
-def _check_not_view(handle: CollectionHandle) -> None:
+def _check_upsertable(handle: CollectionHandle) -> None:
+    """Raise an error unless a collection has a key and no reserved column names."""
     schema = handle.schema
     if not schema.key_names:
         raise InvalidUsage(f"the collection {handle.name!r} has no key, by which rows could be replaced.").with_remedy(
@@ -342,7 +342,7 @@ def _check_not_view(handle: CollectionHandle) -> None:
     if reserved := [name for name in schema.names if name in RESERVED]:
         raise SchemaMismatch(
             f"the collection {handle.name!r} has a column {reserved[0]!r}, so rows cannot replace those of their keys: "
-            "in such rows that column says what becomes of a key."
+            "a column of that name controls how rows replace others."
         ).with_remedy("Add rows with {write:call}, replace all of them with {overwrite:call}, or rename the column.")
 
 
@@ -351,7 +351,7 @@ def convert_plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | No
 
     Raises: as `convert_plain_events`.
     """
-    _check_not_view(handle)
+    _check_upsertable(handle)
     form = handle.schema.compute_once(_upsert_form)
     events = to_partial_events(data, handle.schema, form, stamp, handle.clocked_timeline, missing)
     return _check_events(handle, events, "update")
@@ -373,14 +373,14 @@ def _check_events(handle: CollectionHandle, events: EventTable, action: str) -> 
 
 
 def _upsert_form(schema: CollectionSchema) -> KeyedForm:
-    """Return the form of events by which rows of a plain collection are upserted."""
+    """Return the rules by which events upsert rows of a plain collection."""
     return build_form(Keyed(), schema)
 
 
 def make_upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None = None) -> list[Step]:
     """Return the steps that replace the rows of keys of a plain collection, or delete them.
 
-    Raises: as `make_overwrite_steps`, for the first of their times.
+    Raises: as `make_overwrite_steps`, for the first time of the events.
     """
     contents, schema = _read_after_requests(handle), handle.schema
     form = schema.compute_once(_upsert_form)
@@ -415,6 +415,7 @@ def make_upsert_steps(handle: CollectionHandle, events: EventTable, token: str |
 
 
 def check_one_selection(keys: Any, where: pc.Expression | None) -> None:
+    """Raise InvalidUsage unless exactly one of keys and where is passed."""
     if (keys is None) == (where is None) or isinstance(keys, pc.Expression):
         raise InvalidUsage(
             "delete() takes keys, or where= with a condition, and not both: delete([1, 2]), or "
@@ -441,7 +442,7 @@ def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: in
 
 
 def find_refusal(contents: CollectionState) -> UpdatesBeyondUpper | None:
-    """Return the error if contents have unsealed updates, so that no difference can be written; None otherwise."""
+    """Return an error if unsealed updates forbid a difference; None otherwise."""
     hidden = summarize_unsealed(contents)
     if hidden is None:
         return None
@@ -466,7 +467,10 @@ def _make_difference_steps(
     *,
     is_single: bool = False,
 ) -> list[Step]:
-    """Return the steps of a difference to contents; is_single: it leaves one row for each changed key."""
+    """Return the steps that commit the updates in `writes`.
+
+    `is_single`: the updates leave one row for each changed key.
+    """
     return [
         *_list_creation_steps(handle),
         *expect_unchanged(contents),
@@ -476,10 +480,12 @@ def _make_difference_steps(
 
 
 def _list_creation_steps(handle: CollectionHandle) -> list[Step]:
+    """Return the step that creates the collection, if the commit must create it."""
     return [] if handle.create is None else [handle.create]
 
 
 def _list_stamp_steps(handle: CollectionHandle, at: int | None) -> list[Step]:
+    """Return the step that assigns the time of the commit, if there is no time."""
     return [handle.commit_time_step()] if at is None else []
 
 
@@ -506,9 +512,9 @@ def _hold_or_store_rows(
     writer: PartWriter,
     stack: ExitStack,
 ) -> tuple[NewRows, int]:
-    """Return rows or updates in memory or as stored parts, and their digest by some columns.
+    """Return rows or updates, in memory or as stored parts, and their digest.
 
-    The stored parts are deleted when the stack is left.
+    The digest covers the columns in `by`. The stored parts are deleted when the stack is left.
     """
     committer = handle.engine.writer("overwrite").committer
     new, digest = committer.write_steps.hold_or_store_updates(handle.id, handle.schema, rows, stamp, by=by)

@@ -87,7 +87,7 @@ def submit_all(
 
     Args:
         beside: steps that come first. Their uploads stay until the commit is done or finally refused.
-        names: of the collections of these steps, by id.
+        names: the names of the collections that these steps concern, by id.
     """
     names = dict(names or {})
     names |= {handle.id: handle.name for handle, _ in asks if handle.id not in names}
@@ -117,7 +117,7 @@ def submit_all(
 
 
 def _prepare_request(handle: CollectionHandle, request: AskedEvents) -> AskedEvents:
-    """Prepare the plain change of a request for planning."""
+    """Check a request before it is planned, and add the step of its token."""
     check_token(request.token)  # Before anything is uploaded.
     if request.events is not None and not len(request.events.table):
         request = msgspec.structs.replace(request, events=None)
@@ -125,8 +125,8 @@ def _prepare_request(handle: CollectionHandle, request: AskedEvents) -> AskedEve
         last = pc.max(request.events.table["_time"]).as_py()
         if request.end is None or last >= request.end:
             raise InvalidUsage(
-                f"some events of {handle.name!r} leave columns as they are, so they are resolved when they come, and "
-                f"the last is at {last}: seal beyond that in the same commit, or leave out time and seal"
+                f"some events of {handle.name!r} lack columns, so their commit must resolve them, and the last is at "
+                f"{last}: seal beyond that in the same commit, or leave out time and seal"
             )
     return msgspec.structs.replace(request, marks=tuple(_make_token_steps(handle, request)))
 
@@ -156,11 +156,11 @@ def commit_seal(
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """The steps of one collection; if they resolve events, they are valid for these contents only.
+    """The planned steps of one collection, computed from some of its contents.
 
     Attributes:
-        names: of the collections that the steps change, by id.
-        late: the events that were left out.
+        names: the names of the collections that the steps change, by id.
+        late: the late events that were left out.
     """
 
     contents: CollectionState
@@ -206,7 +206,7 @@ class _Commit:
     times: dict[str, int] = field(default_factory=dict)
 
     def commit_with_retries(self, future: CommitFuture) -> Committed:
-        """Plan and commit, again after each lost race; return the place of the commit. Late events go to future."""
+        """Plan and commit, again after lost races; return the commit. Late events are passed to `future`."""
         writer = self.engine.writer(self.action)
         # Earlier events of this client that are not committed yet are unknown here.
         writer.committer.settle(SETTLE_S)
@@ -219,7 +219,7 @@ class _Commit:
     def run(self) -> CommitFuture:
         """Plan and commit in this thread, again after each lost race; return the future of the last commit.
 
-        The future is resolved. If this thread may not wait, it is that of the only attempt. Errors of a plan are
+        The future is resolved, unless this thread may not wait: then there is one attempt. Errors of planning are
         raised.
         """
         last: CommitFuture | None = None
@@ -245,7 +245,7 @@ class _Commit:
         return last
 
     def _with_retry(self, commit: Callable[[], T]) -> T:
-        """Commit; plan again after conflicts, and drop all plans if refused."""
+        """Call `commit`, again after conflicts; drop all plans if it is refused."""
         self.contents = {handle.id: handle.get_known_state() for handle, _ in self.asks}
         try:
             return commit_with_retry(
@@ -268,10 +268,12 @@ class _Commit:
         self.contents = newest
 
     def _drop_plans(self) -> None:
+        """Delete the uploads of all plans and of the other steps."""
         self._discard(self.plans.values())
         self.engine.abandon(self.beside)
 
     def _drop_if_refused(self, future: Future[int]) -> None:
+        """Delete all uploads if the commit of a future was refused."""
         if isinstance(Future.exception(future), _REFUSED):  # This look does not count as one of the caller.
             self._drop_plans()
 
@@ -296,6 +298,7 @@ class _Commit:
         )
 
     def _get_upper(self, collection: str) -> int:
+        """Return the upper of a collection; 0 if it does not exist."""
         contents = self.engine.follower.load(collection)
         return 0 if contents is None else contents.upper
 
@@ -379,14 +382,14 @@ def _plan_commit(
 
 
 def _lift_events(contents: CollectionState, request: AskedEvents) -> AskedEvents:
-    """Convert the events of a request to the newest schema."""
+    """Return the request with its events converted to the newest schema."""
     events = request.events
     if events is None or events.schema.version == len(contents.earlier) + 1:
         return request
     if events.is_partial:
         raise SchemaMismatch(
-            f"the schema of {contents.name!r} has another version than the rows, which leave some columns as they are: "
-            "load the collection again, and give the rows to that"
+            f"the rows lack columns, and {contents.name!r} has another schema version than their handle: "
+            "load the collection again, and write the rows by the new handle"
         )
     check_writable_version(contents, events.schema.version)
     newest = contents.schema

@@ -83,8 +83,8 @@ def open_snapshots(
 ) -> list[Snapshot]:
     """Open snapshots of collections of one engine, from one state of the location; a time of None is the latest.
 
-    One record makes all claims first, so those of the single snapshots cost nothing. Cost: one refresh of the log, and
-    one commit. Errors are those of `snapshot`; after an error, no claim remains.
+    One record makes all claims first, so opening the single snapshots needs no further commit. Cost: one refresh of the
+    log, and one commit. Errors are those of `snapshot`; after an error, no claim remains.
     """
     if not wanted:
         return []
@@ -126,8 +126,7 @@ def changes(
 ) -> Changes:
     """Return the updates with `start <= time < until`; see `Collection.changes` for arguments and errors.
 
-    Args:
-        raw: include tombstones.
+    `raw`: include tombstones.
     """
     check_changes_form(form)
     moments = handle.moments(times)
@@ -154,7 +153,10 @@ def _open_changes(
     *,
     raw: bool = False,
 ) -> T:
-    """Plan the updates with `start <= time < until`, and pass the plan and its reader to make."""
+    """Plan a read of the updates with `start <= time < until`.
+
+    Return the result of `make`, called with the plan and a reader.
+    """
     lower, upper = handle.as_bound("start", start), None
     if until is not None:
         upper = handle.as_bound("until", until, most=END)
@@ -238,7 +240,7 @@ def open_listen(
     """Return a listen that yields the pieces of `first`, and then the updates at times >= lower.
 
     Args:
-        filter: of the updates after first.
+        filter: the condition on the updates after `first`.
         whole_times: never split the updates of a time, whatever memory they take.
     """
     unread = UnreadParts()
@@ -314,7 +316,8 @@ def begin_listen(
 ) -> Listen:
     """Return a listen of the updates after as_of, None for all; see `Collection.listen`, and `Engine.claim_all`.
 
-    With columns, only these are read, and changes of other columns do not matter. A filter has no sets of floats.
+    With columns, only these are read, and changes of other columns do not matter. The filter must not test sets of
+    floats.
     """
     lower = 0 if as_of is None else handle.as_time("as_of", as_of) + 1
     if not handle.is_kept:  # What cannot be read is refused before a commit claims it.
@@ -397,7 +400,10 @@ def open_listens(wanted: Sequence[WantedListen], *, contents: bool) -> list[List
 
 
 def _find_first_time(state: CollectionState, as_of: int | None, *, contents: bool) -> int:
-    """Return the first time after as_of; raise an error if it cannot be read."""
+    """Return the first time of the updates that a listen after as_of yields.
+
+    Raise an error if these updates, or with `contents` the contents as of as_of, cannot be read.
+    """
     if contents:
         as_of = get_last_sealed(state) if as_of is None else as_of
         check_readable(state, as_of)
@@ -446,7 +452,7 @@ def as_of_join(
 
 
 def _to_table(frame: Any) -> pa.Table:
-    """Return a frame as a table whose rows Arrow can take."""
+    """Return a frame as a table in types of which Arrow can select rows."""
     data = open_stream(frame)
     if isinstance(data, TableStream):
         tables = [*data.tables(None)]
@@ -508,13 +514,14 @@ def _get_times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.Chunk
         times = handle.timeline.convert_column(column, name)
     else:
         what = "a whole number" if handle.timeline is None else "a whole number, a timestamp with a zone, or ISO text"
-        raise SchemaMismatch(f"column {name!r} has type {column.type}, and the time of a row is {what}")
+        raise SchemaMismatch(f"column {name!r} has type {column.type}, but the time of a row is {what}")
     if (least := pc.min(times).as_py()) is not None and least < 0:
         raise InvalidUsage(f"column {name!r} holds {least}: times are not negative")
     return times
 
 
 def _get_column(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """Return a column of a frame; raise SchemaMismatch if it is missing."""
     if name not in table.column_names:
         hint = did_you_mean(name, table.column_names) or ","
         raise SchemaMismatch(f"the frame has no column {name!r}{hint} it has {table.column_names}")

@@ -2,8 +2,8 @@
 
 There are two kinds of pieces: parts of the history with times beyond the upper, and unfinished writes of this client,
 which are not durable yet. Each result is the difference to the earlier results. So a write that fails, or a part that
-is erased or compacted, is retracted, and a write that becomes a part changes nothing. Nothing here is definite. For a
-sealed time, the reader must retract all of it, and read that time as every reader does.
+is erased or compacted, is retracted, and a write that becomes a part changes nothing. Nothing here is definite: once a
+time is sealed, the reader must retract these updates (`retract_before`), and read the sealed ones.
 
 A write that gets its time from its commit appears once it is durable: before that it has no time.
 """
@@ -29,11 +29,9 @@ Pieces = dict[Hashable, "int | tuple[Write, CommitFuture]"]
 
 
 class UnsealedUpdates:
-    """Tracks the unsealed updates of one collection beyond a time. Memory: the updates that were returned and not
-    retracted.
+    """Tracks the unsealed updates of a collection beyond a time. Memory: those returned and not yet retracted.
 
-    Args:
-        columns: the columns to read.
+    `columns`: the columns to read.
 
     Raises:
         InvalidUsage: the collection is keyed, so its updates are unknown until a seal.
@@ -42,8 +40,8 @@ class UnsealedUpdates:
     def __init__(self, handle: CollectionHandle, columns: Sequence[str]) -> None:
         if handle.contents().keyed is not None:
             raise InvalidUsage(
-                f"collection {handle.name!r} is keyed: what its events come to is known when their time is sealed, so "
-                "they cannot be read before. Leave unsealed=True out."
+                f"collection {handle.name!r} is keyed: its events become updates when their time is sealed, so it has "
+                "no unsealed updates to read. Leave unsealed=True out."
             )
         self._handle = handle
         self._columns = tuple(columns)
@@ -52,7 +50,7 @@ class UnsealedUpdates:
         self._writes: dict[Hashable, CommitFuture] = {}  # The writes already returned.
 
     def have_changed(self, lower: int) -> bool:
-        """Return whether pieces have appeared or vanished since `compute_changes`."""
+        """Return whether parts or writes came or went since the last `compute_changes`."""
         return self._list_pieces(lower)[1].keys() != self._told.keys()
 
     def compute_changes(self, lower: int) -> pa.Table | None:
@@ -82,7 +80,7 @@ class UnsealedUpdates:
         return pa.concat_tables(passed) if passed else None
 
     def _list_pieces(self, lower: int) -> tuple[CollectionState, Pieces]:
-        """Return the collection's state, and its stored updates and writes in progress at or after lower."""
+        """Return the collection's state, and the parts and unfinished writes with later times."""
         handle = self._handle
         seqno, [contents] = handle.engine.follower.read_known_states([(handle.id, handle.name)])
         pieces: Pieces = {number: number for number in self._unread.find_numbers_from_frontier(contents, lower)}
@@ -97,6 +95,7 @@ class UnsealedUpdates:
         return contents, pieces
 
     def _is_readable(self, write: Write, lower: int) -> bool:
+        """Return whether the updates of an unfinished write can be read from memory."""
         is_here = isinstance(write.data, pa.Table | SmallUpdates) and not write.at_commit and write.events is None
         return is_here and write.time_min >= lower and write.schema.version == self._handle.schema.version
 

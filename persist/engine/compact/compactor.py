@@ -1,15 +1,15 @@
 """Runs compactions: a part maker makes new parts from old ones, and one record replaces the old ones.
 
-Nothing is replaced before all output is written, and only if all inputs are still there: the record names them, and
-loses otherwise (`persist.core.state_rules.contents`). Any number of compactors may therefore run; a loser deletes its
+Nothing is replaced before all output is written, and only if all inputs are still there: the record names them, and is
+refused otherwise (`persist.core.state_rules.contents`). Any number of compactors may therefore run; a loser deletes its
 output. A part found missing or damaged ends the compaction with an error that names it. Before the commit the sums of
 diffs are compared, which shows a slice that was lost or read twice.
 
 After large work, and after each collection of garbage, `release_unused_memory` returns memory to the operating system.
 Allocators keep freed memory for reuse. After a compaction that is often ten times the memory in use, and the next
 compaction may be hours away. Small pieces of work also leave free memory in the heaps of all threads, which grows for
-months. Reads and writes return nothing: they follow each other, and getting the same pages again costs more than it
-saves.
+months. Reads and writes do not return memory: the next ones would request the same pages again, which costs more than
+it saves.
 """
 
 import ctypes
@@ -147,7 +147,7 @@ class Compactor:
         stop: threading.Event,
         clock: Clock,
     ) -> None:
-        """Make one.
+        """Make an idle compactor.
 
         Args:
             commit: submits steps for collections, by id and name.
@@ -212,6 +212,7 @@ class Compactor:
         self._stop.set()
 
     def _load_contents(self, id_: str, name: str) -> CollectionState:
+        """Return the newest state of a collection; raise ClientClosed after `close`."""
         if self._stop.is_set():
             raise ClientClosed("compaction")
         return self._follower.refresh_and_require(id_, name)
@@ -235,11 +236,12 @@ class Compactor:
                 raise
             self._maker.discard(attempt.parts)
             if isinstance(error, MissingBlob) and not self._is_needed(contents, error.key):
-                raise Superseded("what this compaction read has been replaced and deleted meanwhile") from error
+                raise Superseded("parts that this compaction read were replaced and deleted meanwhile") from error
             raise
         return add_written_parts(attempt.parts, report)
 
     def _is_needed(self, contents: CollectionState, blob: str) -> bool:
+        """Return whether the newest state of a collection refers to a blob."""
         try:
             contents_now = self._follower.refresh_and_require(contents.id, contents.name)
         except CollectionNotFound:
@@ -288,6 +290,7 @@ class Compactor:
     def _make_keyframe(
         self, contents: CollectionState, as_of: int, attempt: "_Attempt"
     ) -> tuple[kinds.Replace, CompactionReport]:
+        """Write the parts of a keyframe; return the step that adds it, and a report."""
         scan = plan_snapshot(contents, contents.schema, as_of, None, raw=True)
         numbers = {part.blob: number for number, part in contents.numbered.items()}
         pieces = plan_keyframe(scan, numbers, self._tuning.part_bytes, self._maker)
@@ -303,7 +306,7 @@ class Compactor:
     def _merge_runs(
         self, contents: CollectionState, runs: Numbers, attempt: "_Attempt"
     ) -> tuple[kinds.Replace, CompactionReport]:
-        """Return the step that replaces runs by one, and its report."""
+        """Merge runs into one; return the step that replaces them, and a report."""
         numbers = [number for run in contents.history if run[0] in runs for number in run]
         report = CompactionReport(runs_merged=len(runs))
         if (order := self._select_disjoint_parts(contents, numbers)) is not None:
@@ -348,7 +351,7 @@ class Compactor:
     def _forget_history(
         self, contents: CollectionState, work: Forget, attempt: "_Attempt"
     ) -> tuple[kinds.Replace, CompactionReport]:
-        """Rewrite parts without history up to a keyframe; return the step."""
+        """Rewrite runs without the updates before a keyframe; return the step, and a report."""
         history_from = work.as_of + 1
         removed = [run for run in contents.history if any(p.time_min < history_from for p in contents.list_parts(run))]
         straddling = [run for run in removed if any(p.time_max >= history_from for p in contents.list_parts(run))]
@@ -380,23 +383,25 @@ class _Attempt:
         self._contents = contents
 
     def make_conditions(self, step: kinds.Replace) -> tuple[ExpectErasures, ExpectRuns]:
-        """Return the conditions of a step: nothing was erased, and the runs that it removes have the same parts.
+        """Return the conditions that nothing was erased, and that a step's removed runs have the same parts.
 
-        Another compactor may have merged a run with others, under the name of its first part.
+        Numbers do not show the latter: a merged run keeps the number of its first part.
         """
         runs = tuple(run for run in self._contents.history if run[0] in step.removed_runs)
         id_ = self._contents.id
         return ExpectErasures(id_, count_erasures(self._contents)), ExpectRuns(id_, runs)
 
     def list_part_numbers(self, run: MadeRun) -> Numbers:
-        """Return the numbers of the parts of a new run."""
+        """Return the numbers of the parts of a new run; new parts have negative ones."""
         names = {part.blob: -1 - at for at, part in enumerate(self.parts)}
         return tuple(names[part.blob] if isinstance(part, Part) else part for part in run.parts)
 
     def check(self, run: Numbers, diff_sum: int) -> None:
-        """Raise AssertionError unless the diffs of a run sum to this, and its parts are in order without common keys.
+        """Raise AssertionError if the parts of a new run are wrong.
 
-        The sums of diffs cannot show a slice that read beyond its keys, because both include the excess.
+        Their diffs must sum to `diff_sum`, and the parts must be in key order without common keys.
+
+        Sums alone cannot show that a slice read beyond its keys, because both sums include those rows.
         """
         parts = [self._contents.numbered[n] if n >= 0 else self.parts[-1 - n] for n in run]
         total = sum(part.diff_sum for part in parts)

@@ -1,8 +1,8 @@
 """Plans erasures: the parts of a collection that contain records to erase, and the parts that replace them.
 
-Erasure is a rewrite like compaction, by the same part maker, with one difference: some rows are left out. Key and
-value alone decide about a record (`ErasedRecords`), so its part, time and diff do not matter. The deciding columns of
-each part are read by themselves. A part with such a record is rewritten under the newest schema; its neighbours stay.
+Erasure is a rewrite like compaction, by the same part maker, with one difference: some rows are left out. Key and value
+alone decide about a record (`ErasedRecords`), so its part, time and diff do not matter. The deciding columns of each
+part are read by themselves. A part with such a record is rewritten under the newest schema; its neighbours stay.
 
 In a keyed collection, a condition erases everything of each key that has a record, or a pending event, for which it is
 true. A deletion event is not a record, so its NULLs match nothing. If one event of a key were erased alone, the result
@@ -66,6 +66,7 @@ class ErasedRecords:
 
     @cached_property
     def _sorted(self) -> SortedKeys:
+        """The keys of the records to erase, sorted for searches."""
         assert self.keys is not None
         return SortedKeys(self.keys)
 
@@ -83,7 +84,7 @@ class ErasedRecords:
         return condition
 
     def columns(self, schema: CollectionSchema) -> list[str]:
-        """Return the columns that decide."""
+        """Return the columns that decide whether a row is erased."""
         if self.keys is not None:
             return [*self.keys.column_names]
         assert self.where is not None
@@ -114,7 +115,7 @@ class ErasedRecords:
         return ErasedRecords(keys.filter(fits), None)
 
     def is_about(self, schema: CollectionSchema) -> bool:
-        """Whether rows of a schema have the columns that decide."""
+        """Return whether rows of a schema have the columns that decide about erasure."""
         try:
             self.split(schema.arrow.empty_table())
         except (pa.ArrowException, KeyError):
@@ -122,11 +123,11 @@ class ErasedRecords:
         return True
 
     def drop_erased(self, rows: pa.Table) -> pa.Table:
-        """Return the rows that stay."""
+        """Return rows without the records to erase."""
         return self.split(rows)[1]
 
     def check(self, schema: CollectionSchema, name: str) -> None:
-        """Raise InvalidUsage unless rows of a schema have the columns that decide, with fitting types.
+        """Raise InvalidUsage unless a schema has the columns that decide about erasure.
 
         A different column of the same name does not count: in a clone, names may have been exchanged.
         """
@@ -141,7 +142,7 @@ class ErasedRecords:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The result for a part: the number of erased rows, and its replacement; None if it stays."""
+    """The result for a part: how many rows are erased, and the new parts. The new parts are None if the part stays."""
 
     rows: int
     parts: tuple[Part, ...] | None
@@ -151,10 +152,10 @@ _Known = tuple[str, str, int, int]
 
 
 class PartEraser:
-    """Plans the erasure of some records of one collection, for one state of it after another.
+    """Plans the erasure of records of one collection, again for each newer state.
 
     Args:
-        collection: its id.
+        collection: the id of the collection.
         maker, writer, reader: make parts, store small ones, and read them.
     """
 
@@ -186,7 +187,7 @@ class PartEraser:
 
         Raises:
             Superseded: an unseen part is in a blob, and reads_blobs is false.
-            InvalidUsage: its events, or its rows, lack a column that decides.
+            InvalidUsage: the rows or events of the collection lack a column that decides about erasure.
             CorruptBlob: a part is missing or damaged.
         """
         schema, self._reads_blobs = contents.schema, reads_blobs
@@ -275,6 +276,7 @@ class PartEraser:
         self._discard(lambda part: True)
 
     def _discard(self, is_unwanted: Callable[[Part], bool]) -> None:
+        """Delete the new parts for which a function returns True."""
         with self._lock:
             new_parts = [part for outcome in self._outcomes.values() for part in outcome.parts or ()]
             self._outcomes.clear()
@@ -316,12 +318,13 @@ class PartEraser:
         new_parts = self._write_remaining(part, schema, inline_bytes)
         if sum(new_part.diff_sum for new_part in new_parts) != part.diff_sum - diffs:
             self._writer.discard(new_parts)
-            raise AssertionError("the diffs of what is left of a part are not those of the part less what was erased")
+            raise AssertionError("the diffs of a part's remaining rows are not its diffs less the erased ones")
         return _Outcome(rows, new_parts)
 
     def _check_read(self, *parts: Part) -> None:
+        """Raise Superseded if parts must be fetched, and this call must not fetch any."""
         if not (self._reads_blobs or all(part.inline for part in parts)):
-            raise Superseded("a part has come that has not been looked at: try again")
+            raise Superseded("a part was added that was not examined: try again")
 
     def _write_remaining(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> tuple[Part, ...]:
         """Store the remaining rows of a part; return their parts, none if no row remains."""
@@ -351,7 +354,7 @@ def _list_ids(columns: list[str], schema: CollectionSchema) -> tuple[int, ...]:
 
 
 def load_events_schema(contents: CollectionState) -> CollectionSchema:
-    """Return the schema of the pending events of a keyed collection, under the newest version of its own."""
+    """Return the schema of a keyed collection's pending events, for its newest version."""
     assert contents.keyed is not None, "it has events"
     return make_event_schema(contents.schema, list_event_fields(contents.schema, contents.keyed))
 

@@ -8,7 +8,7 @@ work:
 | keyframe | reads near it cost a scan of their result | the history since the last one has grown past a share of it |
 | forget | drop history and keyframes that can no longer be read | since has passed a keyframe |
 | merge | few runs to read and to look a key up in | an interval has many runs of similar size (size-tiered) |
-| thin | old keyframes must not outgrow the history they serve, nor the state | since stays behind for long |
+| thin | old keyframes must not outgrow the history, nor their part lists the state | since stays behind for long |
 
 A merge never crosses a keyframe's time: a reader near a keyframe would decode updates only to drop them. For the same
 reason it merges runs that are adjacent in time. Levels are sizes: a run is of level n if it has at least `LEVEL_BYTES *
@@ -19,8 +19,8 @@ most `merge_runs` runs for each interval.
 
 If no update retracts another, the history equals the contents, and no keyframe is made.
 
-A new keyframe shares the parts whose keys no update has touched, so it costs the other parts only. It is due when
-the history since the last one has `keyframe_fraction` of the rows of all parts. It is also due when the history has
+A new keyframe shares the parts whose keys no update has touched, so it costs the other parts only. It is due when the
+history since the last one has `keyframe_fraction` of the rows of all parts. It is also due when the history has
 `HISTORY_TIMES` the rows of the parts that it touches, however large the rest is. So frequently changed keys are
 rewritten often: the latest contents of a small range of keys stay cheap to read in a large collection, and such
 keyframes add at most 1 / `HISTORY_TIMES` to the incoming bytes. Each of them names all its parts, and planning a read
@@ -126,6 +126,7 @@ def choose_next_work(
 
 
 def _list_merged_runs(works: "frozenset[Work]") -> frozenset[int]:
+    """Return the first numbers of all runs that some works merge."""
     return frozenset(run for work in works if isinstance(work, MergeRuns) for run in work.runs)
 
 
@@ -148,9 +149,9 @@ def find_last_readable_time(contents: CollectionState) -> int | None:
 
 
 def find_last_resolved(contents: CollectionState) -> int | None:
-    """Return the last sealed time; if the collection is complete for ever, its last change.
+    """Return the last sealed time whose updates are complete; in a keyed collection, the last resolved time.
 
-    If it is keyed, return the last resolved time: later events are not updates yet.
+    If the collection is complete for ever, return the time of its last change.
     """
     if contents.resolved == END:
         times = [part.time_max for part in contents.numbered.values()]
@@ -245,12 +246,13 @@ def _group_by_keyframes(contents: CollectionState, runs: list[Numbers]) -> list[
 
 
 def _get_run_times(contents: CollectionState, run: Numbers) -> tuple[int, int]:
+    """Return the first and the last time of the updates in a run."""
     parts = contents.list_parts(run)
     return min(part.time_min for part in parts), max(part.time_max for part in parts)
 
 
 def _find_similar_runs(sizes: list[int], merge_runs: int, bytes_max: int) -> tuple[int, int] | None:
-    """Return the interval of the first runs in a row to merge: merge_runs of one level, and smaller ones between.
+    """Return the first interval of adjacent runs to merge: `merge_runs` of one size level, and smaller ones.
 
     The interval has at most twice as many runs, or as many as have bytes_max, so that accumulated small runs are merged
     once, not once for each level.
@@ -277,7 +279,7 @@ def _compute_level(size: int, merge_runs: int) -> int:
 
 
 def _find_too_dense_keyframes(contents: CollectionState, tuning: Tuning) -> Numbers:
-    """Return the keyframes to drop: repeatedly the one whose neighbours have the least history between them."""
+    """Return the keyframes to drop, first those with the least history between their neighbours."""
     keyframes, history = [*contents.keyframes], contents.history_parts
     if len(keyframes) < 2:
         return ()
@@ -300,7 +302,7 @@ def _find_too_dense_keyframes(contents: CollectionState, tuning: Tuning) -> Numb
 
 
 def _sum_older_bytes(contents: CollectionState, keyframes: Sequence[Keyframe]) -> int:
-    """Return the bytes of keyframes that the newest one does not share."""
+    """Return the bytes of older keyframes that the newest keyframe does not share."""
     *older, newest = keyframes
     numbers = {*chain.from_iterable(keyframe.parts for keyframe in older)}.difference(newest.parts)
     return sum(part.bytes for part in contents.list_parts(numbers))

@@ -5,8 +5,8 @@ A planned run is a sequence of *pieces* in key order:
     a number    of a part that stays as it is
     a Rewrite   the rows of a `Scan`, consolidated
 
-A `PartMaker` makes runs of them. `persist.engine.compact.compactor` decides which runs to make and commits them, so one
-process (`LocalPartMaker`) and the tasks of a cluster (`persist.spark.compact`) use the same code.
+A `PartMaker` turns pieces into runs. `persist.engine.compact.compactor` decides which runs to make and commits them, so
+one process (`LocalPartMaker`) and the tasks of a cluster (`persist.spark.compact`) use the same code.
 
 A new keyframe shares parts with the one before it (`plan_keyframe`). The plan of a read at its time determines what a
 keyframe contains. If no history touches the keys of an old keyframe's part, the new keyframe lists that part. A small
@@ -46,7 +46,7 @@ from persist.engine.write.part_writer import PartWriter, open_run
 
 @dataclass(frozen=True)
 class Rewrite:
-    """The rows of scan, consolidated.
+    """A piece of a new run: the consolidated rows of a scan.
 
     Attributes:
         as_of: the time that all rows get; None if they keep their own.
@@ -65,7 +65,7 @@ RunPiece = int | Rewrite
 
 @dataclass(frozen=True)
 class MadeRun:
-    """A new run.
+    """A run that a part maker has written.
 
     Attributes:
         parts: numbers of the parts that stay, and the new parts, in key order.
@@ -85,14 +85,14 @@ class PartMaker(Protocol):
     """The protocol of part makers: one process, or the tasks of a cluster."""
 
     def build_change_test(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
-        """Return a function that determines whether the history changes anything in a region."""
+        """Return a function that tests whether the history changes the rows of a region."""
 
     def make(self, collection: str, runs: Iterable[Iterable[RunPiece]], sources: Sequence[Part]) -> list[MadeRun]:
         """Make runs of one collection.
 
         Args:
-            collection: its id.
-            runs: of pieces, consumed one by one as the work proceeds.
+            collection: the id of the collection.
+            runs: the pieces of each run, consumed one by one as the work proceeds.
             sources: parts that the rows come from, and maybe others; a hint (see `PartStream`).
 
         Raises:
@@ -121,7 +121,7 @@ class LocalPartMaker:
         part_bytes: int,
         stop: threading.Event,
     ) -> None:
-        """Make one.
+        """Make an idle maker.
 
         Args:
             executor: uploads parts.
@@ -188,9 +188,11 @@ class LocalPartMaker:
         )
 
     def _open_stream(self, schema: CollectionSchema, sources: Sequence[Part]) -> PartStream:
+        """Return a stream that encodes rows as the parts of a run."""
         return open_run(self._reader.memory_budget, schema, part_bytes=self._part_bytes, sources=sources)
 
     def _cut_slices(self, scan: Scan) -> Iterator[Scan]:
+        """Yield the slices of a scan; raise ClientClosed once `stop` is set."""
         for slice_ in scan.cut_into_slices(self._reader.rewrite_slice_bytes):
             if self._stop.is_set():
                 raise ClientClosed("compaction")
@@ -210,6 +212,7 @@ class LocalPartMaker:
         sums: list[int],
         keep: Callable[[pa.Table], pa.Table] | None = None,
     ) -> pa.Table:
+        """Return the consolidated rows of a slice; add the sums of diffs to `sums`."""
         # Nothing else keeps the rows, so that what copies them may have their memory.
         return consolidate(self._read_rows(scan, [*names, "_diff"], sums, keep), names)
 
@@ -264,7 +267,7 @@ def plan_keyframe(scan: Scan, numbers: Mapping[str, int], part_bytes: int, maker
     """Yield the pieces of a keyframe, from a plan of `plan_snapshot`, in key order.
 
     Args:
-        numbers: of parts, by their blobs.
+        numbers: the numbers of parts, by blob.
         part_bytes: the target size of a part.
         maker: tests whether the history changes a region.
     """
@@ -286,9 +289,11 @@ def plan_keyframe(scan: Scan, numbers: Mapping[str, int], part_bytes: int, maker
 
 
 def _cut_stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
-    """Cut a region at untouched stretches of its keyframe part with at least so many bytes.
+    """Cut a region into key ranges that history may change, and unchanged ones.
 
-    Only the part's sampled keys are known, so a touched stretch has up to two thirty-seconds of the part more.
+    An unchanged range has at least `quiet_bytes` of the keyframe's part.
+
+    Only sampled keys of the part are known, so a changed range may include up to two thirty-seconds of unchanged rows.
     """
     sampled = [load_comparable_keys(part, region.schema) for part in region.all_parts]
     if len(region.base) != 1 or region.base[0].bytes < quiet_bytes or any(keys is None for keys in sampled):
@@ -319,7 +324,7 @@ def _estimate_base_bytes(scan: Scan) -> int:
 
 
 def _cut_regions(scan: Scan) -> list[Scan]:
-    """Cut a plan where the parts of its keyframe begin."""
+    """Cut a plan into key ranges, one for each part of its keyframe."""
     keys = [load_comparable_keys(part, scan.schema) for part in scan.base]
     bounds = [part.keys for part in scan.base]
     if len(scan.base) < 2 or any(ends is None for ends in keys) or any(ends is None for ends in bounds):
@@ -337,7 +342,7 @@ def _cut_regions(scan: Scan) -> list[Scan]:
 
 
 def _can_list_parts(region: Scan) -> bool:
-    """Return whether an earlier keyframe may list the parts of a region: rows of a later keyframe have a later time."""
+    """Return whether a new keyframe may list the parts of a region: none has rows of a later time."""
     return all(part.time_max <= region.as_of for part in region.base)
 
 

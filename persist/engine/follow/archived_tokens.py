@@ -1,7 +1,7 @@
 """Finds earlier uses of a token, in a collection's state or in archives, which a client reads once.
 
-Archives never change, so a client that writes with tokens pays one GET for each archive, also for archives that others
-add. Memory: 25 bytes for each token, if the client's cache has room.
+Archives never change, so a client that writes with tokens reads each archive once, also those of other clients. Memory:
+25 bytes for each token, if the client's cache has room.
 """
 
 from persist.blob.lru import Cache, Kind
@@ -13,7 +13,7 @@ from persist.core.state_rules.contents import CollectionState
 
 
 class TokenMemory:
-    """Looks tokens up; every method may be called from any thread."""
+    """Finds earlier uses of tokens; every method may be called from any thread."""
 
     def __init__(self, blob: Blob, cache: Cache) -> None:
         self._blob = blob

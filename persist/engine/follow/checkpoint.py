@@ -1,12 +1,12 @@
 """Checkpoints: the directory of a location at one seqno, so that opening need not replay the log from its start.
 
 The first half of a checkpoint's name makes the newest one the first in a listing: opening takes one page however many
-there are. The directory has, for each collection, the pointers to its state objects and the mutations since
-(`persist.core.state_rules.state.CollectionEntry` without its contents). Only when those have grown past
-`STORED_PENDING_MAX` or `STORED_PENDING_BYTES_MAX` is a new state object written. A checkpoint has the entries that
-changed lately, and points to the other ones (`persist.engine.follow.directory`), so it costs one PUT, and a fraction of
-a PUT for each changed collection, however many collections there are. It can therefore be made every `INTERVAL`
-records, which bounds the GETs of opening.
+there are. The directory has, for each collection, the pointers to its state objects and the later mutations
+(`persist.core.state_rules.state.CollectionEntry` without its contents). A new state object is written only when these
+mutations have grown past `STORED_PENDING_MAX` or `STORED_PENDING_BYTES_MAX`. A checkpoint has the entries that changed
+lately, and points to the other ones (`persist.engine.follow.directory`), so it costs one PUT, and a fraction of a PUT
+for each changed collection, however many collections there are. It can therefore be made every `INTERVAL` records,
+which bounds the GETs of opening.
 
 A checkpoint is computed from the newest one that `list_reusable_levels` allows and the records after it, not from its
 maker's memory. So all clients refer to the same state and directory objects. If the newest checkpoints do not refer to
@@ -14,9 +14,9 @@ an object, no later one will, and it can be deleted (`persist.engine.upkeep.garb
 maker is). If no checkpoint is allowed, everything is written again. A maker may cache only the contents of such
 objects.
 
-As long as the log has not been truncated, it contains all that checkpoints and state objects contain. They are
-never changed, and any client that can write may create them. Rejected: one state object per collection and checkpoint,
-which costs 200 PUTs each time when 200 collections are sealed together.
+As long as the log has not been truncated, it contains all that checkpoints and state objects contain. They are never
+changed, and any client that can write may create them. Rejected: one state object per collection and checkpoint, which
+costs 200 PUTs each time when 200 collections are sealed together.
 """
 
 import logging
@@ -77,7 +77,7 @@ logger = logging.getLogger(__name__)
 class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
     """The directory of a location after the record at `seqno`, whose commit id is `commit`.
 
-    It consists of the objects in `directory` and the changes since.
+    The directory consists of the objects in `directory` and of the changes after them.
     """
 
     location: str
@@ -91,7 +91,7 @@ class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
 
 
 def is_checkpoint_due(seqno: int) -> bool:
-    """Return whether the client that created the record at seqno should make a checkpoint: every `INTERVAL` records."""
+    """Return whether to make a checkpoint after the record at seqno: every `INTERVAL` records."""
     return (seqno + 1) % INTERVAL == 0
 
 
@@ -130,7 +130,9 @@ def write_checkpoint(
     new = store_directory(blob, replayed, directory, levels, reused_levels, blob.set)
     data = encode_framed(build_checkpoint(replayed, new))
     if len(data) > CHECKPOINT_BYTES_MAX:
-        raise InvalidUsage(f"a checkpoint would have {len(data):,} bytes, and {CHECKPOINT_BYTES_MAX:,} are read")
+        raise InvalidUsage(
+            f"a checkpoint would have {len(data):,} bytes, and readers accept at most {CHECKPOINT_BYTES_MAX:,}"
+        )
     if not blob.create(make_checkpoint_key(state.seqno), data):
         return False
     known_levels.keep(new.levels)
@@ -160,7 +162,7 @@ def _replay_records(blob: Blob, replayed: State, state: State, recent: Mapping[i
 
 
 def _verify_log(blob: Blob, state: State) -> State:
-    """Return a state, after checking that the log still has its record."""
+    """Check that the log still has the record of a state; return the state."""
     if (present := read_commit_id(blob, state.seqno)) != state.commit:
         raise CorruptBlob(
             make_record_key(state.seqno), f"it is commit {present} now, and was commit {state.commit} when it was read"
@@ -214,7 +216,7 @@ def read_newest_checkpoint(
             the log.
 
     Raises:
-        CorruptBlob: it is damaged; or there is none and the log does not begin at 0.
+        CorruptBlob: the checkpoint is damaged; or there is none, and the log does not begin at 0.
     """
     return _load_newest(blob, known_levels, skip_damaged=False, page_of=page_of)[0]
 
@@ -223,8 +225,8 @@ def list_checkpoints_beyond_log(blob: Blob) -> list[int]:
     """Return the seqnos of checkpoints of records that the log lacks, newest first.
 
     A client whose location was rolled back while it wrote a checkpoint leaves such a checkpoint, and perhaps records
-    after it. The list is empty if the log alone does not determine the state. Cost: a page of LIST and three GETs if
-    there are none.
+    after it. The list is empty if the log has no record of any checkpoint and does not begin at 0, because then it
+    cannot replace them. Cost: a page of LIST and three GETs if there are none.
     """
 
     def is_there(seqno: int) -> bool:
@@ -265,7 +267,7 @@ def _load_newest(
     """Return the state of the newest checkpoint, and its levels; the empty state if there is none.
 
     Args:
-        until, takeover: of checkpoints before the seqno `until`, only those that `takeover` allows count.
+        until, takeover: checkpoints before the seqno `until` are skipped, unless `takeover` allows them.
     """
     for stored in iterate_checkpoints(blob, skip_damaged=skip_damaged, page_of=page_of):
         checkpoint, pointer = stored.checkpoint, stored.pointer
@@ -281,7 +283,7 @@ def _load_newest(
                 )
             if isinstance(error, MissingBlob) and not skip_damaged:
                 # The checkpoint may be what is wrong: it may have come from another location.
-                raise MissingBlob(error.key, f"{error.reason} by what {pointer.blob} says", error.advice) from error
+                raise MissingBlob(error.key, f"{error.reason}, according to {pointer.blob}", error.advice) from error
             if not skip_damaged or isinstance(error, IncompatibleVersion):
                 raise
             logger.warning("skipping a damaged checkpoint: %s", error)
@@ -362,7 +364,7 @@ def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
 
 
 def _check_checkpoint(checkpoint: Checkpoint) -> None:
-    """Check all fields that are relied on later: above all, parts of keys, and fields that decide about deletion."""
+    """Raise ValueError for wrong fields of a checkpoint, above all ids that become blob keys."""
     control, seqno = checkpoint.control, checkpoint.seqno
     if not is_id(checkpoint.location):
         raise ValueError(f"the location {checkpoint.location[:200]!r} is not 32 hex digits")
@@ -373,9 +375,11 @@ def _check_checkpoint(checkpoint: Checkpoint) -> None:
         raise ValueError("a directory object of it is larger than any writer makes it")
     for dropped in control.dropped:
         if not is_id(dropped.collection) or dropped.seqno > seqno:
-            raise ValueError(f"the destroyed collection {dropped.collection[:200]!r} is not one")
+            raise ValueError(
+                f"the destroyed collection {dropped.collection[:200]!r} is not an id, or was destroyed later"
+            )
         if not all(map(is_id, dropped.folders)):
-            raise ValueError(f"{dropped.folders!r:.200} are not all ids of collections")
+            raise ValueError(f"the folders {dropped.folders!r:.200} are not all ids of collections")
         if not all(is_upload(key, dropped.collection, *dropped.folders) for key in dropped.blobs):
             raise ValueError(f"a dropped blob is not an upload of collection {dropped.collection}")
     floors = (control.log_floor, control.upload_floor, control.erased, *(at for at, _ in control.erasures))
@@ -386,7 +390,9 @@ def _check_checkpoint(checkpoint: Checkpoint) -> None:
         takeover is not None
         and not (parse_checkpoint_seqno(takeover.checkpoint.blob) or seqno) < takeover.seqno <= seqno
     ):
-        raise ValueError(f"checkpoints are made of {takeover.checkpoint.blob[:200]!r} from seqno {takeover.seqno} on")
+        raise ValueError(
+            f"seqno {takeover.seqno} is not between the basis {takeover.checkpoint.blob[:200]!r} and this checkpoint"
+        )
 
 
 def load_state(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None = None) -> State:
@@ -444,17 +450,17 @@ def load_contents(
     try:
         loaded = msgspec.structs.replace(entry, pending=pending).attach_contents(base)
     except (ValueError, Conflict) as error:
-        raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
+        raise CorruptBlob(LOG, f"its entry of collection {entry.name!r} breaks a rule: {error}") from error
     assert loaded.contents is not None
     if loaded.contents.name != entry.name:
-        raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} is of {loaded.contents.name!r}")
+        raise CorruptBlob(LOG, f"its entry of collection {entry.name!r} has the state of {loaded.contents.name!r}")
     return loaded
 
 
 def load_base(
     blob: Blob, location: str, entry: CollectionEntry, known_levels: KnownLevels | None = None
 ) -> CollectionState | None:
-    """Return the contents of an entry's base, or None without one. Cost: a GET for each state object, in parallel."""
+    """Return the state that an entry's state objects store; None without any. Cost: a GET for each, in parallel."""
     if not entry.stored:
         return None
     base = (known_levels or KnownLevels()).contents.read(blob, location, entry)[-1].contents
@@ -483,7 +489,7 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
 def _rebase_entry(
     blob: Blob, state: State, entry: CollectionEntry, known_levels: KnownLevels, *, always: bool
 ) -> CollectionEntry:
-    """Store an entry's contents as its new base, if enough is pending or always is set."""
+    """Store an entry's contents as a new state object, if enough is pending or `always` is set."""
     assert state.location is not None
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
     # After a compaction, parts that it replaced must not survive in pending mutations.
@@ -515,5 +521,6 @@ def _rebase_entry(
 
 
 def _destroys_data(mutation: CollectionMutation) -> bool:
+    """Return whether a mutation removes data that no later object may contain."""
     is_forgetful = isinstance(mutation, kinds.Replace) and mutation.history_from is not None
     return is_forgetful or isinstance(mutation, kinds.Erase)

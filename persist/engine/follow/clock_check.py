@@ -31,7 +31,7 @@ class ClockCheck:
         another LIST.
 
         Args:
-            seqno: of the newest record.
+            seqno: the seqno of the newest record.
             may_write: whether an object may be written to read the store's time from it.
         """
         with self._lock:

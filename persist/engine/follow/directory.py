@@ -3,7 +3,7 @@
     checkpoint  =  [directory object, directory object, …]  +  the changes since the last of them, in the checkpoint
                     oldest           changes to it                 at most INLINE_BYTES_MAX
 
-If several of these have an entry for a collection, the last one counts. A checkpoint names the directory objects of the
+If several of them have an entry for a collection, the last one counts. A checkpoint names the directory objects of the
 one before it, and contains the changes since. When the inline changes exceed `INLINE_BYTES_MAX`, they become a
 directory object of their own. It is merged with the objects before it that are less than `RATIO` times as large as the
 merged ones. So each object is at least `RATIO` times as large as the next. A directory of n bytes has at most `log2(n /
@@ -72,7 +72,7 @@ _key = itemgetter(0)
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`persist.core.state_rules.state.CollectionEntry` as it is stored."""
+    """The entry of one collection, as a directory stores it."""
 
     id: str
     name: str
@@ -84,10 +84,11 @@ class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 class DirectoryObject(Framed, frozen=True, kw_only=True, tag="directory"):
-    """The collections that changed since the earlier objects, up to a seqno, and the ids of dropped ones.
+    """A stored object of the directory: the collections that changed since the earlier objects.
 
-    They are in `collections` and `gone`, or in `pages`: entries by id, and ids by name, null for dropped ones. If an
-    earlier object has pages, `freed` lists the former names that no collection has now.
+    Either `collections` has the changed entries and `gone` the ids of dropped collections, or pages have both: entries
+    by id, and ids by name, null for dropped ones. If an earlier object has pages, `freed` lists the former names that
+    no collection has now.
     """
 
     location: str
@@ -122,7 +123,7 @@ class Directory:
                 raise ValueError(f"it lists the collection {id_[:200]!r} as deleted, but {reason}")
             entries[id_] = None
         if is_paged is isinstance(freed, UnsetType):
-            raise ValueError("it must say which names are free if there are pages before it, and only then")
+            raise ValueError("it must list the freed names if earlier objects have pages, and only then")
         if isinstance(freed, UnsetType):
             freed = [self.entries[id_].name for id_ in entries if id_ in self.entries]
         ids: dict[str, str | None] = dict.fromkeys(freed)
@@ -157,7 +158,7 @@ class Changes:
         return tuple(id_ for id_, entry in self.entries.items() if entry is None)
 
     def list_freed_names(self, levels: "Sequence[Level]") -> tuple[str, ...] | UnsetType:
-        """Return the freed names; UNSET if all older entries are in memory."""
+        """Return the names that collections no longer have; UNSET if no older entry is in pages."""
         is_read = not levels or levels[-1].directory.entries.is_all_in_memory
         return UNSET if is_read else tuple(name for name, id_ in self.ids.items() if id_ is None)
 
@@ -208,8 +209,7 @@ class KnownLevels:
     `contents` caches the state objects that they point to. Both are immutable, and identified by checksum. Safe to use
     from many threads.
 
-    Args:
-        pool: fetches several objects at once; None for one after the other.
+    `pool`: fetches several objects at once; None for one after the other.
     """
 
     def __init__(self, pool: Executor | None = None, cache: Cache | None = None) -> None:
@@ -251,11 +251,11 @@ def list_reusable_levels(levels: tuple[Level, ...], control: LocationState) -> t
 
 @dataclass(frozen=True, slots=True)
 class NewDirectory:
-    """The directory in the form that a checkpoint stores.
+    """The directory of a new checkpoint, in stored form.
 
     Attributes:
         levels: the directory objects that it points to, oldest first.
-        collections, gone: the changes since.
+        collections, gone: the changes after these objects.
     """
 
     levels: tuple[Level, ...]
@@ -274,8 +274,8 @@ def store_directory(
 ) -> NewDirectory:
     """Return the directory of a new checkpoint, which extends the last of levels.
 
-    The bases of changed entries must be stored already. New directory objects are passed to store first, one at a time.
-    Cost: proportional to the changes, and to the levels that are merged with them.
+    The state objects of changed entries must be stored already. New directory objects are passed to store first, one at
+    a time. Cost: proportional to the changes, and to the levels that are merged with them.
 
     Args:
         levels: the levels of the checkpoint that the new one extends.
@@ -308,8 +308,8 @@ def store_directory(
     pointer, data = encode_object(make_directory_prefix(state.seqno), stored)
     if len(data) > OBJECT_BYTES_MAX:
         raise InvalidUsage(
-            f"a directory of {len(changes.entries):,} collections takes {len(data):,} bytes, and in a location of "
-            f"format {state.format}, {OBJECT_BYTES_MAX:,} are read: give `persist upgrade {blob.url}`"
+            f"a directory of {len(changes.entries):,} collections takes {len(data):,} bytes, and format {state.format} "
+            f"allows {OBJECT_BYTES_MAX:,}: run `persist upgrade {blob.url}`"
         )
     store(pointer.blob, data)
     new_levels = (*reused, _make_level(blob, stored, state.location, pointer, reused, directory))
@@ -352,6 +352,7 @@ def _to_directory_entry(entry: CollectionEntry) -> DirectoryEntry:
 
 
 def _measure_entries(collections: tuple[DirectoryEntry, ...]) -> int:
+    """Return the size of entries as JSON, in bytes."""
     return len(msgspec.json.encode(collections))
 
 
@@ -363,7 +364,7 @@ def _make_level(
     levels: Sequence[Level],
     directory: Directory | None = None,
 ) -> Level:
-    """Return the level of a directory object; directory: the result, if the caller has it."""
+    """Return the level of a directory object. `directory`: the directory up to it, if the caller has it."""
     if (stored.location, stored.seqno) != (location, parse_directory_seqno(pointer.blob)):
         raise CorruptBlob(pointer.blob, "it belongs to another location or checkpoint, so blobs were exchanged")
     directory_before = levels[-1].directory if levels else EMPTY
@@ -373,7 +374,7 @@ def _make_level(
                 directory = directory_before.with_changes(stored.collections, stored.gone, stored.freed)
             return Level(pointer, directory)
         if stored.collections or stored.gone or not isinstance(stored.freed, UnsetType):
-            raise ValueError("it has pages, and something else")
+            raise ValueError("it has pages, and also entries of its own")
         for objects in (stored.entries, stored.names):
             check_objects(objects, stored.seqno)
     except ValueError as error:
@@ -387,7 +388,7 @@ def _decode_entry(id_: str, data: bytes) -> CollectionEntry:
     """Decode an entry of a page, and check its id."""
     entry = _read_entry(get_decoder(DirectoryEntry).decode(data))
     if entry.id != id_:
-        raise ValueError(f"what it says of collection {id_[:200]} is of {entry.id}")
+        raise ValueError(f"the entry of collection {id_[:200]} has the id {entry.id}")
     return entry
 
 
@@ -437,7 +438,7 @@ def _check_entry(entry: DirectoryEntry) -> None:
             or makes != (entry.base is None and n == 0)
             or isinstance(mutation, kinds.Destroy)
         ):
-            raise ValueError(f"mutation {n} of collection {entry.id} cannot stand there")
+            raise ValueError(f"mutation {n} of collection {entry.id} is not allowed there")
         if isinstance(mutation, BringsParts):
             check_keys(mutation)
             if not set(entry.folders).issuperset(get_shared_folders(mutation)):
@@ -449,7 +450,7 @@ def _check_entry(entry: DirectoryEntry) -> None:
             f"the parts of collection {entry.id} are in folders that are not ids of other collections, or not sorted"
         )
     if entry.base is None and not entry.pending:
-        raise ValueError(f"nothing says what collection {entry.id} holds")
+        raise ValueError(f"collection {entry.id} has neither state objects nor mutations")
     holds = [hold for hold, _ in entry.leased]
     if len(set(holds)) < len(holds) or not all(is_id(hold) and is_id(lease) for hold, lease in entry.leased):
         raise ValueError(f"the leased holds of collection {entry.id} are not ids, or one of them is there twice")
@@ -459,4 +460,4 @@ def check_leases(directory: Directory, leases: Mapping[str, object]) -> None:
     """Raise ValueError if a hold of a loaded collection refers to a missing lease."""
     for _, entry in directory.entries.iterate_in_memory():
         if entry.leased and not all(lease in leases for _, lease in entry.leased):
-            raise ValueError(f"a hold of collection {entry.id} lives by a lease that does not exist")
+            raise ValueError(f"a hold of collection {entry.id} names a lease that does not exist")

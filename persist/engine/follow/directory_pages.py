@@ -8,12 +8,12 @@ reads that list, a thousandth of all bytes, and then one page of each table for 
 
 Invariants:
 - keys ascend over all pages of a table;
-- a later table reuses an object if no later item has a key in its range. So no object in a table has an entry that the
-  same table replaces: destroyed data does not survive beside idle data;
+- a later table reuses an object if no later item has a key in its range. So no reused object has an entry that the
+  later table replaces: destroyed data does not stay with data that is still used;
 - entries with leased holds are listed with their object, so that the end of a lease reads no others.
 
-Rejected: a filter of keys for each object. A directory has few levels of pages, and a key that is not in one of them
-costs a page of it, once.
+Rejected: a filter of keys for each object. A directory has few levels of pages, and a look-up of a key
+that a level lacks reads one page of this level, once.
 """
 
 import threading
@@ -54,7 +54,7 @@ class Page(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One object of pages, in order, without gaps; and (lease, key) pairs of entries with leased holds."""
+    """One stored object of consecutive pages. `leased`: a (lease, key) pair for each entry with a leased hold."""
 
     blob: str
     pages: tuple[Page, ...]
@@ -67,16 +67,17 @@ class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class _Leased(msgspec.Struct):
+    """The (lease id, collection id) pairs of entries with leased holds."""
+
     leased: tuple[tuple[str, str], ...] = ()
 
 
 class Table(Generic[V]):
-    """All pages of one table, above a map of older values; a map may be layered above it.
+    """A map from keys to values in stored pages, over a map of older values.
 
     Safe to use from many threads. Cost of a look-up: nothing, or a GET of a page, and then a look-up in `before`.
 
-    Args:
-        decode: returns the value of a key and its JSON; raises ValueError if no writer would store it.
+    `decode`: returns the value of a key and its JSON; raises ValueError if no writer would store it.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Table(Generic[V]):
         )
 
     def list_marked(self, mark: str) -> Iterator[str]:
-        """Yield the ids of entries that may have a hold of a lease."""
+        """Yield the ids of entries that may have a hold of the lease `mark`."""
         yield from (key for pages in self.objects for lease, key in pages.leased if lease == mark)
         yield from (key for key, _ in self.before.iterate_marked(mark))
 
@@ -145,7 +146,7 @@ class Table(Generic[V]):
             start += page.bytes
 
     def _load_page(self, at: int) -> dict[str, Any]:
-        """Return a decoded page, from memory or by a GET."""
+        """Return the decoded page with the number `at`, from memory or by a GET."""
         with self._lock:
             page = self._known.get(at)
             if page is not None:
@@ -165,7 +166,7 @@ class Table(Generic[V]):
         return _decode_page(pages, n, _check_present(pages, data))
 
     def _decode_value(self, at: int, key: str, data: bytes) -> V | None:
-        """Return a stored entry; None marks a deleted one. Raises CorruptBlob."""
+        """Decode a value of the page with the number `at`; None marks a deleted entry. Raises CorruptBlob."""
         if data == _NULL:
             return None
         try:
@@ -244,11 +245,9 @@ def rewrite_table(
 ) -> tuple[Pages, ...]:
     """Merge an oldest table with newer items, and return its objects in key order.
 
-    Objects of the oldest table are reused if no newer item has a key in their range. Cost: reading and writing the
-    others.
+    Objects of the oldest table are reused if no newer item has a key in their range; the others are read and rewritten.
 
-    Args:
-        keeps_gone: whether older tables stay below this one, so that it must name their deleted keys.
+    `keeps_gone`: whether older tables stay below this one, so that it must name their deleted keys.
     """
     waiting = next(newer, None)
 
@@ -287,10 +286,11 @@ def check_objects(objects: Sequence[Pages], seqno: int) -> None:
         if made_at is None or made_at > seqno or not pages.pages or any(page.bytes <= 0 for page in pages.pages):
             raise ValueError(f"{pages.blob[:200]!r} is not the name of pages of an earlier checkpoint, or has none")
         if not all(is_id(lease) for lease, _ in pages.leased):
-            raise ValueError(f"the entry of the leases in {pages.blob} is not an id")
+            raise ValueError(f"a lease of {pages.blob} is not an id")
 
 
 def _check_present(pages: Pages, data: bytes | None) -> bytes:
+    """Return the bytes of pages; raise MissingBlob if they are None."""
     if data is None:
         raise MissingBlob(pages.blob, f"it is missing, and {pages.bytes} bytes belong there", MADE_AGAIN)
     return data

@@ -68,9 +68,9 @@ class Follower(KnownCollections):
 
         Args:
             poll_s: the longest pause of threads that wait for a record; see `Settings.poll_s`.
-            pool: makes several requests at once. Its waiters have a lock, so its threads must not wait for that.
+            pool: makes several requests at once. Its threads must not wait for the follower's lock, which callers hold.
             cache: keeps state objects and tokens.
-            policy: of a location whose log has none; see `Tuning.policy`.
+            policy: the policy if the log has none; see `Tuning.policy`.
 
         Cost: two pages of LIST, and a GET for the checkpoint, for each of its directory objects, and for each later
         record, or else its own record. At a remote store, they take as long as three or four requests.
@@ -127,8 +127,8 @@ class Follower(KnownCollections):
     def _verify_checkpoint(self, newest: State) -> bool:
         """Return False if a checkpoint was deleted meanwhile.
 
-        Raises CorruptBlob if neither its own record nor a later one exists. The checkpoint may then belong to
-        another location, whose rows must not be mixed with this one's, or the log alone was rolled back.
+        Raises CorruptBlob if neither its own record nor a later one exists. The checkpoint may then belong to another
+        location, whose rows must not be mixed with this one's, or the log alone was rolled back.
         """
         if self._state.seqno != newest.seqno or newest.location is None:
             return True
@@ -233,9 +233,9 @@ class Follower(KnownCollections):
     def was_truncated(self, record: Record, *, past_is_there: bool) -> bool:
         """Return whether the slot of a record that was just created has been truncated, before or after that.
 
-        past_is_there: whether the record before it was seen. The records after a truncated one are always checked.
-        Cost: nothing, unless this client has not seen the end of the log for `STALE_AFTER_S`, or another thread has
-        moved the state past the slot without reading its record: then a LIST and a GET.
+        past_is_there: whether the preceding record was seen to exist. Cost: nothing, unless this client has not seen
+        the end of the log for `STALE_AFTER_S`, or another thread has moved the state past the slot without reading its
+        record: then a LIST and a GET.
         """
         with self._lock:
             recent = self._recent.get(record.seqno)
@@ -250,10 +250,7 @@ class Follower(KnownCollections):
         return read_newest_control(self._blob).log_floor > seqno
 
     def get_newest_record(self) -> Record | None:
-        """Return the record of the newest known state; None if it was truncated.
-
-        Mostly, it was read before.
-        """
+        """Return the record of the newest known state; None if it was truncated. Mostly, the record is in memory."""
         with self._lock:
             if self._is_stale():
                 self.refresh()
@@ -275,6 +272,7 @@ class Follower(KnownCollections):
         return read_newest_checkpoint(self._blob, self._levels)
 
     def _replay(self) -> None:
+        """Continue from the newest checkpoint, or without one from the first record."""
         self._restart(self._load_newest_checkpoint())
 
     def _restart(self, newest: State) -> None:
@@ -383,7 +381,7 @@ class Follower(KnownCollections):
             return self.submissions
 
     def _does_not_follow(self, record: Record) -> LogReplaced | LogInterrupted | CorruptBlob:
-        """Return the error for a next record whose predecessor is not the last known one."""
+        """Return the error for a next record that names another predecessor than the last known."""
         seqno, commit = self._state.seqno, self._state.commit
         if commit is None:
             return CorruptBlob(
@@ -395,7 +393,7 @@ class Follower(KnownCollections):
         return self.past.stop(seqno, commit, present)
 
     def get_recent_records(self) -> tuple[State, Mapping[int, Record], KnownLevels]:
-        """Return what `write_checkpoint` needs: the newest known state, the last records before it, known levels."""
+        """Return the arguments of `write_checkpoint`: newest state, records before it, known levels."""
         with self._lock:
             return self._state, dict(self._recent), self._levels
 

@@ -120,10 +120,7 @@ class KnownCollections(AwaitedLog):
         return self._state
 
     def refresh_and_require(self, id_: str, name: str) -> CollectionState:
-        """Refresh, and return the contents of a collection.
-
-        Raises CollectionNotFound: it does not exist (any more).
-        """
+        """Refresh, and return the contents of a collection. Raises CollectionNotFound: it does not exist (any more)."""
         self.refresh()
         return self.require(id_, name)
 

@@ -1,14 +1,14 @@
 """Check whether the log still is the one that a client has read.
 
-A location may be rolled back under an open client: a backup is restored in place. The client would continue beyond a
-hole, and its writes would be acknowledged and never read. Four things prevent that:
+A location may be rolled back under an open client: a backup is restored in place, without the last records. The client
+would continue beyond this *hole*, and its writes would be acknowledged and never read. Four things prevent that:
 
 - Each record names the commit before it, so a record made after the roll-back cannot pass for the next one.
 - A checkpoint's maker first checks that all its records exist (`persist.engine.follow.checkpoint.write_checkpoint`), so
   no checkpoint bridges a hole.
-- Nothing is acknowledged before the client has seen, after the request, that its predecessors still exist:
-  `determine_fate` looks for the record before, and for the last records known when records of others were read. If
-  there is a hole, one of these is its last missing record. See `persist.engine.write.store_checks`.
+- No commit is acknowledged before the client has checked, after its request, that the preceding records still exist:
+  `determine_fate` looks for the record before it, and for the records that were newest when records of others were
+  read. If there is a hole, one of these is its last missing record. See `persist.engine.write.store_checks`.
 - From time to time a client checks this without a commit, so that no client writes beyond a hole and readers notice
   one. A writer checks before it creates a record, at most every `PROVE_AFTER_S`; a reader after it has read on, at most
   every `PROVE_READS_AFTER_S`.
@@ -41,10 +41,10 @@ Fate = Gone | Literal["there", "truncated"]
 
 
 class Past:
-    """One client's knowledge of the log, and the time of its last check.
+    """What one client has read of the log, to detect a log that was rolled back.
 
     `note_state`, `note_continuation` and `check` are called with the lock of its `Follower`. `begin`, `verify`, `stop`
-    and `check_stopped` need no lock. The others take it.
+    and `check_stopped` need no lock. All other methods acquire the lock.
     """
 
     def __init__(self, blob: Blob, lock: "threading.RLock") -> None:
@@ -68,12 +68,12 @@ class Past:
             self._add_mark(state)
 
     def note_continuation(self, state: State) -> None:
-        """Note that another client's record after state was read, which may lie beyond a hole."""
+        """Note that records of others were read after a state, perhaps beyond missing ones."""
         if state.commit is not None:
             self._tops = [*self._tops[1 - TOPS_MAX :], (state.seqno, state.commit)]
 
     def list_tops(self, before: State) -> list[Mark]:
-        """Return the records that must still exist before a follower of this state acknowledges anything."""
+        """Return the records to look for before a commit after this state is acknowledged."""
         with self._lock:
             self.check_stopped()
             return [*self._tops, *([] if before.commit is None else [(before.seqno, before.commit)])]
@@ -95,7 +95,7 @@ class Past:
         return are_there
 
     def check_tops(self, before: State) -> bool:
-        """Look for the records of `list_tops`, and call `check_fates`. Cost: a GET of a few bytes for each."""
+        """Return whether the records of `list_tops` are in the log. Cost: a GET of a few bytes for each."""
         return self.check_fates([(top, determine_fate(self._blob, top)) for top in self.list_tops(before)])
 
     def prove(self, state: State, now: Moment) -> None:
@@ -110,7 +110,7 @@ class Past:
             self._check_whole()
 
     def prove_now(self, state: State) -> None:
-        """Like `prove`, but always check. Cost: one GET. The records for the next check stay the same."""
+        """Like `prove`, but check at once. Cost: one GET."""
         with self._lock:
             self.check_stopped()
             self._verify_marks(state, self._marks[-1:])
@@ -152,6 +152,7 @@ class Past:
         self._add_mark(state)
 
     def _add_mark(self, state: State) -> None:
+        """Add the newest record of a state to the records that later checks look for."""
         if state.commit is not None:
             self._marks.append((state.seqno, state.commit))
 
@@ -193,6 +194,7 @@ def determine_fate(blob: Blob, mark: Mark) -> Fate:
 
 
 def _is_log_truncated(blob: Blob, seqno: int) -> bool:
+    """Return whether the log floor is beyond a seqno."""
     try:
         return read_newest_control(blob).log_floor > seqno
     except MissingBlob:  # There is no checkpoint, and the log does not begin at 0: the location was emptied.

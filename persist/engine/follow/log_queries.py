@@ -4,9 +4,9 @@
   (`Settings.log_retention_s`).
 - `Submissions` records which operations of other clients are in the log, as far as one reader has read it. A client
   whose operations a server commits sends each with its own id and a number (`persist.engine.write.relay`). A record
-  with such operations names them (`persist.core.log.records.Submitted`).
-  `docs/inside/design.md` ("Committing for others") explains how both sides find out from that alone what became of an
-  operation. `knows` returns whether all records after a seqno were read here.
+  with such operations names them (`persist.core.log.records.Submitted`). `docs/inside/design.md` ("Committing for
+  others") explains how client and server derive the outcome of an operation from these records alone. `knows` returns
+  whether all records after a seqno were read here.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -7,10 +7,10 @@ A collection may consist of very many parts, each with a descriptor of some 900 
 So a state object either is whole, or has the changes since the earlier ones (`docs/inside/format.md`, "state"). Runs
 and keyframes count as maps, by the number of the first part and by time. All maps have the order of the contents.
 
-New changes are merged with earlier ones that are less than `RATIO` times as large, and with the whole object if it is
-less than that. So each object is at least `RATIO` times as large as the next, there are few objects, and each change is
-rewritten a few times for each, however many parts there are. The whole object is also rewritten when less than half of
-its number of parts is left. A state smaller than `WHOLE_BYTES_MAX` is always one whole object, as for most collections.
+New changes are merged with each earlier object, also the whole one, that is less than `RATIO` times as large. So each
+object is at least `RATIO` times as large as the next: there are few objects, and each change is rewritten a few times
+for each object, however many parts there are. The whole object is also rewritten when less than half of its number of
+parts is left. A state smaller than `WHOLE_BYTES_MAX` is always one whole object, as for most collections.
 
 An older object may contain data that later ones remove. After an erasure, or a compaction that forgets history, no
 earlier object is reused, so none keeps destroyed data (`persist.engine.follow.checkpoint`).
@@ -123,10 +123,10 @@ class KnownContents:
 def make_levels(
     location: str, seqno: int, contents: CollectionState, levels: Sequence[StateLevel], *, format: int
 ) -> tuple[tuple[StateLevel, ...], bytes]:
-    """Return the levels for the contents in a checkpoint at seqno, after the reused levels.
+    """Return the state objects of a collection for a checkpoint at seqno, the last one new.
 
-    The last one must be stored first; its bytes are the second result. Cost: O(parts) comparisons, and the encoding of
-    the differences.
+    The others are reused. Also return the bytes of the new object, which the caller must store before the checkpoint.
+    Cost: O(parts) comparisons, and the encoding of the differences.
     """
     is_much_gone = bool(levels) and _estimate_size(contents) < _estimate_size(levels[0].contents) // 2
     reused_levels = [] if is_much_gone else [*levels]
@@ -168,7 +168,7 @@ def apply_changes(before: CollectionState | None, stored: StateObject) -> Collec
     for name in _MAPS:
         then, gone_keys = _get_map(before, name), getattr(stored.gone, name)
         if not (then.keys() >= set(gone_keys) and len(set(gone_keys)) == len(gone_keys)):
-            raise ValueError(f"something is gone from its {name} that was not there")
+            raise ValueError(f"it removes an entry of {name} that did not exist")
         now = {key: value for key, value in then.items() if key not in set(gone_keys)} if gone_keys else dict(then)
         now.update(_get_map(stored.collection, name))
         changed_lists[name] = tuple(now.values()) if name in _LISTS else now
@@ -196,7 +196,7 @@ def _get_map(contents: CollectionState, name: str) -> Mapping[Any, Any]:
 
 
 def _list_unmoved_first_keys(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> set[Any]:
-    """Return the first keys of a map that keep their order; other keys are removed and appended again."""
+    """Return the leading keys of a map that keep their order; the following keys are stored again."""
     order = iter(then)
     stays: set[Any] = set()
     for key in now:

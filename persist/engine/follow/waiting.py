@@ -31,7 +31,7 @@ POLL_MAX_S = 1.0  # For stores where requests are slow or cost money; elsewhere 
 
 
 class LookSharing:
-    """Shares looks at the log among the threads of a client."""
+    """Shares looks at the log: one read of new records serves several calls and threads."""
 
     def __init__(self) -> None:
         self._tickets = itertools.count(1)
@@ -43,8 +43,9 @@ class LookSharing:
 
     @contextmanager
     def share_look(self) -> Iterator[None]:
-        """Look at the log at most once in this block, however often the thread refreshes. This client's own commits and
-        their conflicts are seen; a caller that waits for a change looks again.
+        """Look at the log at most once in this block, however often the thread refreshes.
+
+        This client's own commits and their conflicts are seen; a caller that waits for a change looks again.
         """
         if hasattr(self._here, "has_looked"):
             yield
@@ -70,7 +71,7 @@ class LookSharing:
         self._elsewhere += 1
 
     def skip_refresh(self) -> bool:
-        """In `share_look`, count as having looked until `force_next_look`; return whether this changed anything."""
+        """In `share_look`, skip reads of the log until `force_next_look`; return whether this changed anything."""
         is_first = not getattr(self._here, "has_looked", True)
         self.note()
         return is_first
@@ -90,12 +91,12 @@ class LookSharing:
         return None if self._served >= ticket else self._issued
 
     def finish_look(self, issued: int) -> None:
-        """Note that a look is done."""
+        """Note that the look that `serve` began is done; `issued`: the result of `serve`."""
         self._served = issued
 
 
 class AwaitedLog(ABC):
-    """The waiting part of a view of the log.
+    """The part of a view of the log that waits for new records.
 
     Attributes:
         is_told: whether a notifier promises a hint for each record.
@@ -134,10 +135,10 @@ class AwaitedLog(ABC):
         """Read the log up to the hinted record."""
 
     def hint(self, seqno: int) -> None:
-        """Make waiting threads look now, because a record at seqno was announced.
+        """Make waiting threads read the log now, because a record was announced.
 
-        A hint may be wrong. Until its record appears, or `HINT_S` passes, no other hint counts, so false hints cost one
-        look a second.
+        A hint may be wrong. Until the announced record appears, or `HINT_S` passes, no other hint counts. So false
+        hints cost at most one look a second.
         """
         with self._lock:
             now_s = self._clock.monotonic_s()

@@ -30,11 +30,11 @@ Shown = Callable[[int], str]  # A time as people read it.
 
 @dataclass(frozen=True, slots=True)
 class HoldInfo:
-    """A hold, as the log has it.
+    """A hold of a collection, as the log stores it.
 
     Attributes:
-        name: of a permanent hold; None for a leased one.
-        time: since stays at or before it.
+        name: the name of a permanent hold; None for a leased one.
+        time: the time at or before which since stays.
         holder: the client that has the lease.
         expires_ms: when the lease may be ended, milliseconds since 1970.
         is_tag: whether it is a tag: the name of a time (`Collection.tag`).
@@ -48,7 +48,7 @@ class HoldInfo:
 
     @property
     def kept(self) -> int | None:
-        """The time for display; None if the hold only keeps a view's input from being dropped."""
+        """The time to show; None if the hold only keeps an input of a view from being dropped."""
         return None if self.time == TIME_MAX else self.time
 
 
@@ -131,7 +131,10 @@ class LeasedHold(Hold):
 
 
 class NamedHold(Hold):
-    """A permanent hold. `move` commits a new time, and `give_up` removes it, if it is at an expected time."""
+    """A permanent hold with a name.
+
+    `move` and `give_up` commit a new time or the removal, if the hold is at an expected time.
+    """
 
     def __init__(
         self,
@@ -164,8 +167,8 @@ class NamedHold(Hold):
     def _compare_and_set(self, attempt: Callable[[int], object]) -> None:
         """Call attempt with the time at which the hold is believed to be.
 
-        An earlier move whose answer was lost may have succeeded. Then attempt is called again with the time of that
-        move.
+        An earlier move may have succeeded although its answer was lost. Then `attempt` is called again with the time of
+        that move.
         """
         try:
             attempt(self._time)
@@ -213,7 +216,7 @@ class ConsumerLeases:
             return [*self._by_name.values()]
 
     def list_ids(self) -> frozenset[str]:
-        """Return the ids of their leases."""
+        """Return the ids of the leases of all consumers."""
         return frozenset(leases.lease_id for leases in self.list_all())
 
     def counts(self) -> dict[str, int]:

@@ -12,8 +12,8 @@ of claims it is moved every tenth of a lease. A hold is moved at once when this 
 explicit hold, or is closed. The lease is granted with the first hold, renewed every third of its duration while there
 is a hold, and ended with the last hold.
 
-Joint claims (`claim_all`), and all holds that are due to move, are one record for any number of collections.
-Claims of several threads while the store is busy share the next record, like all commits.
+Joint claims (`claim_all`), and all holds that are due to move, are one record for any number of collections. Claims of
+several threads while the store is busy share the next record, like all commits.
 
 The log decides whether a lease has expired: a client whose clock is past the expiry and the declared skew writes a
 record. Until then it can be renewed, however late. A reader that finds its lease gone gets `LeaseExpired`. So a wrong
@@ -23,8 +23,7 @@ Each grant names the seqno of the oldest state that an open read was planned on.
 before that need not be kept for this client, however long it lives.
 
 Invariant: for every claim that was returned and neither released nor lost, the durable hold is at or before its time.
-Finalizers, which may run inside any other call of the same thread, release claims. So releases are queued, without a
-lock.
+Finalizers release claims, and may run inside any other call of the same thread. So releases are queued, without a lock.
 """
 
 import collections
@@ -75,11 +74,11 @@ class OwnLease:
 
 @dataclass
 class _SharedHold:
-    """The durable hold of one collection and the claims it is for.
+    """The durable hold of one collection, shared by several claims.
 
     Attributes:
-        durable: the confirmed time of the hold, or None; `in_log` is True if the log may have the hold.
-        claims: by number, the time of each and the seqno of the oldest state that it may read from.
+        durable: the confirmed time of the hold, or None. `in_log`: whether the log may have the hold.
+        claims: for each claim by number, its time and the seqno of the oldest state that it may read.
         is_gone: the collection was destroyed, and its holds with it. Its blobs stay for the leases of its readers, so
             the claims keep the lease alive.
         moving: locked while the hold is being changed.
@@ -98,7 +97,7 @@ class _SharedHold:
 
 
 class Claim:
-    """A time that since must not pass while a read is open. Without `leases` (a read-only client) it keeps nothing."""
+    """A time that since must not pass while a read is open; without `leases` (read-only clients), it keeps nothing."""
 
     def __init__(
         self, leases: "Leases | None", collection: str, number: int = 0, lease: OwnLease | None = None
@@ -153,7 +152,7 @@ class Leases:
         Args:
             hold_linger_s: see `Tuning.hold_linger_s`.
             holder: this client's name for people.
-            consumer: the only consumer whose claims these are. Its own lease ends all earlier leases of that name.
+            consumer: the name of the consumer whose claims these are, if any. Its lease ends its earlier leases.
         """
         self._consumer = consumer
         self._follower = follower
@@ -171,6 +170,7 @@ class Leases:
 
     @property
     def _policy(self) -> Policy:
+        """The newest policy of the location."""
         return self._follower.policies.newest
 
     def counts(self) -> dict[str, int]:
@@ -203,9 +203,9 @@ class Leases:
         return self._commit_claims(requests, self._follower.state.seqno if reads else SEQNO_MAX)[0]
 
     def claim_unseen(self, request: WantedClaim) -> Claim | None:
-        """Return a claim that needs a commit, so no refresh: its record shows the newest state.
+        """Commit a claim without a refresh before it; its record shows the newest state.
 
-        None if the claim is free, or the record was not read.
+        Return None if the claim needs no commit, or if its record was not read; then refresh, and use `claim_all`.
 
         Raises: as `claim_all`.
         """
@@ -221,7 +221,7 @@ class Leases:
         return None
 
     def _commit_claims(self, requests: Sequence[WantedClaim], reads_from: int) -> tuple[list[Claim], int]:
-        """Return claims, and the seqno of their record; -1 without one."""
+        """Make claims; return them, and their record's seqno or -1. `reads_from`: the oldest state to read."""
         while True:
             lease, claims, uncovered = self._note_claims(requests, reads_from)
             try:
@@ -241,7 +241,7 @@ class Leases:
     def _note_claims(
         self, requests: Sequence[WantedClaim], reads_from: int
     ) -> tuple[OwnLease, list[Claim], dict[str, _SharedHold]]:
-        """Note claims; return their lease, the claims, and the holds that must move to cover them."""
+        """Note claims in memory; return their lease, the claims, and the holds that must move back for them."""
         claims: list[Claim] = []
         uncovered: dict[str, _SharedHold] = {}
         with self._lock:
@@ -317,7 +317,7 @@ class Leases:
         return self._lease.id
 
     def end_expired(self, spared: Collection[str] = ()) -> None:
-        """End others' expired leases, by this client's clock and the declared skew, except spared ones."""
+        """End others' leases, except `spared` ones, that have expired by this client's clock and the declared skew."""
         leases = self._follower.refresh().control.leases
         limit_ms = self._clock.wall_ms() - int(self._policy.clock_skew_s * 1000)
         renewed_ids = {self._lease.id, *spared}  # However late, they are renewed rather than ended.
@@ -354,12 +354,13 @@ class Leases:
             self._forget_lost(lease)
             name = self._consumer.partition("/")[2]
             why = f"another one follows as {name!r} now, or its lease ran out" if name else "its lease has ended"
-            raise LeaseExpired(f"what this reads may have been compacted or deleted: {why}")
+            raise LeaseExpired(f"the data of this read may have been compacted or deleted: {why}")
         if self._is_overdue(lease):
             with suppress(StoreFull):  # Then it goes on as a read without a lease does, until there is room.
                 self._renew_lease(lease)
 
     def _is_overdue(self, lease: OwnLease) -> bool:
+        """Return whether the lease has expired by either clock of this client."""
         late_s = self._clock.monotonic_s() - lease.renewed_s
         return late_s >= lease.lasts_s or self._clock.wall_ms() >= lease.expires_ms
 
@@ -395,6 +396,7 @@ class Leases:
         return True
 
     def _get_live_lease(self) -> OwnLease:
+        """Return the present lease, or a new one if that has ended."""
         if self._lease.is_lost or (self._lease.is_granted and self._has_ended(self._lease)):
             self._forget_lease(self._lease)
         return self._lease
@@ -405,10 +407,12 @@ class Leases:
         return state.seqno >= lease.granted_at and lease.id not in state.control.leases
 
     def _forget_lost(self, lease: OwnLease) -> None:
+        """Forget a lost lease and its holds; takes the lock."""
         with self._lock:
             self._forget_lease(lease)
 
     def _forget_lease(self, lease: OwnLease) -> None:
+        """Mark a lease as lost, and forget its holds; the caller has the lock."""
         lease.is_lost = True
         if self._lease is lease:
             self._lease = OwnLease()
@@ -473,8 +477,6 @@ class Leases:
         for group in groups:
             steps = [*(begins if alone is None else []), *(step for id_ in group for step in planned[id_])]
             futures.append(self._commit(steps, {id_: holds[id_].name for id_ in group}))
-        for future in futures:
-            future.exception()
         self._note_lease_start(lease, begins, futures[0] if alone is None else alone)
         return futures
 
@@ -551,6 +553,7 @@ class Leases:
                         self._drop_hold(collection, shared_hold)
 
     def _drop_hold(self, collection: str, shared_hold: _SharedHold) -> None:
+        """Forget the shared hold of a collection, unless another one replaced it."""
         if self._held.get(collection) is shared_hold:
             del self._held[collection]
 

@@ -33,7 +33,7 @@ from persist.engine.write.operations import Step
 def list_arrangements(
     engine: Engine, owner: str, prefixes: Sequence[str] = ARRANGEMENT_PREFIXES
 ) -> list[CollectionState]:
-    """Return the known arrangements of a collection; prefixes: of the requested kinds."""
+    """Return the known arrangements of a collection; `prefixes` selects their kinds."""
     ids = engine.follower.apply_to_state(
         lambda state: [id_ for prefix in prefixes for _, id_ in state.ids.iterate_prefix(f"{prefix}{owner}.")]
     )
@@ -66,4 +66,5 @@ def make_drop_steps(engine: Engine, dropped: Sequence[CollectionState]) -> tuple
 
 
 def _list_inputs(contents: CollectionState) -> Sequence[str]:
+    """Return the ids of the collections that a view or arrangement reads."""
     return contents.view["inputs"] if contents.view else ()

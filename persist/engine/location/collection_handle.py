@@ -1,6 +1,6 @@
 """One collection of an engine, with the basic operations for reads and writes.
 
-It identifies the collection by id: after a drop, it does not refer to a new collection of the same name.
+A handle identifies the collection by id: after a drop, it does not refer to a new collection of the same name.
 """
 
 from collections.abc import Sequence
@@ -57,12 +57,12 @@ from persist.engine.write.operations import Asked, AtCommit, Step, Write
 
 @dataclass(frozen=True, slots=True)
 class CollectionHandle(CollectionTimes):
-    """A collection by id, with the schema that its user has.
+    """A collection by id, with the schema that the user of this handle has.
 
     Attributes:
         engine: reads and writes it.
         id: unique in the location, for ever.
-        loaded_as: its name when it was loaded.
+        loaded_as: the name of the collection when it was loaded.
         schema: its key and value columns.
         keyed: how it resolves events, if it is keyed.
         machine: resolves its events, if this process has it.
@@ -88,12 +88,12 @@ class CollectionHandle(CollectionTimes):
 
     @property
     def name(self) -> str:
-        """Its known name; if it was dropped, the name that it was loaded by."""
+        """The known name of the collection; if it was dropped, the name that it was loaded by."""
         entry = self.engine.follower.entry(self.id)
         return self.loaded_as if entry is None else entry.name
 
     def contents(self) -> CollectionState:
-        """Return its newest state; an empty one before the commit that creates it. Cost: one GET.
+        """Return the newest state of the collection; an empty one before its creating commit. Cost: one GET.
 
         Raises CollectionNotFound: it was dropped.
         """
@@ -103,10 +103,7 @@ class CollectionHandle(CollectionTimes):
         return self.engine.follower.refresh_and_require(self.id, self.loaded_as)
 
     def get_known_state(self) -> CollectionState:
-        """Return its known state, without a request.
-
-        Raises CollectionNotFound: it was dropped.
-        """
+        """Return the known state of the collection, without a request. Raises CollectionNotFound: it was dropped."""
         if self.create is not None and self.engine.follower.entry(self.id) is None:
             return CollectionState(self.id, self.loaded_as, self.create.schema)
         contents = self.engine.follower.load(self.id)
@@ -161,12 +158,12 @@ class CollectionHandle(CollectionTimes):
     def wait_sealed(
         self, as_of: int | Moment | None, timeout_s: float | None, *, until: int | None = None
     ) -> tuple[CollectionState, int]:
-        """Wait until as_of is sealed; return the state then, and the time to read. It includes own writes (rule 3).
+        """Wait until as_of is sealed; return the state then, with all own writes (rule 3), and the time to read.
 
         Args:
             timeout_s: how long to wait for the seal; None without a limit.
-            as_of: None means the latest sealed time; if nothing is sealed, that is not waited for.
-            until: for the error, the upper bound of the requested changes.
+            as_of: None means the latest sealed time; if nothing is sealed, the call fails at once.
+            until: the upper bound of the requested changes, for the error.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read, or not within timeout_s.
@@ -240,10 +237,10 @@ class CollectionHandle(CollectionTimes):
         return contents, ClaimedRead(self.engine.reader, claim, self.needs, contents.name)
 
     def fold(self, contents: CollectionState, *, end: int | None = None) -> CollectionState:
-        """Return contents with all sealed events resolved.
+        """Return contents with all sealed events resolved, for reads by this client.
 
-        The updates are in parts that only this client has. Cost: the first time, reading the events and the rows of
-        their keys.
+        The resulting updates are in parts that only this client has. Cost: the first time, reading the events and the
+        rows of their keys.
 
         Args:
             end: only times before it are read; None for all. A machine that fails on later events then does not fail
@@ -275,10 +272,10 @@ class CollectionHandle(CollectionTimes):
         return contents, time, reading
 
     def _claim_unseen(self, as_of: int | Moment | None) -> tuple[CollectionState, int, ClaimedRead] | None:
-        """Do `wait_and_claim` without a refresh, for the latest time or a time known to be sealed.
+        """Do `wait_and_claim` without a refresh before the claim, if that is possible.
 
-        None if a refresh is needed. The state includes the record of the claim, and so everything committed before the
-        call.
+        Return None if a refresh is needed. It is possible for the latest time, and for times that are known to be
+        sealed. The state includes the record of the claim, and so everything committed before the call.
         """
         self.engine.check_open("reading")
         exact_as_of = as_of if type(as_of) is int and as_of >= 0 else None
@@ -311,7 +308,7 @@ class CollectionHandle(CollectionTimes):
         return contents, time, reading
 
     def needs(self, blob: str) -> bool:
-        """Return whether the newest state of the collection refers to a blob. Cost: one GET."""
+        """Return whether the newest state refers to a blob. Cost: one GET."""
         self.engine.follower.looks.force_next_look()
         try:
             contents = self.contents()
@@ -322,8 +319,8 @@ class CollectionHandle(CollectionTimes):
     def stamp(self, time: int | Moment | None, diff: int | None) -> Stamp | None:
         """Return the time and diff that plain rows lack, or None.
 
-        None without both, because then the rows may be updates. A text that is not a number, a moment or a word for a
-        time names the column that has the times.
+        Return None without time and diff, because then the rows may be updates. A text that is not a number, a moment
+        or a word for a time names the column that has the times.
         """
         if time is None:
             return None if diff is None else Stamp(None, diff)
@@ -346,7 +343,9 @@ class CollectionHandle(CollectionTimes):
             if is_plain:
                 stamp = stamp or Stamp(None)
             elif stamp is not None:
-                raise InvalidUsage(f"diff={stamp.diff!r} is given for updates, which have times and diffs of their own")
+                raise InvalidUsage(
+                    f"diff={stamp.diff!r} is for plain rows, but these are updates with times and diffs of their own"
+                )
         step = self.engine.writer("write").write_step(self.id, self.schema, updates, stamp, digest_by=by)
         if step is None:
             return []
@@ -439,7 +438,7 @@ class CollectionHandle(CollectionTimes):
             raise KeyedCollection(self.name, action)
 
     def _load_moment_map(self) -> MomentMap | None:
-        """Return the map from positions of a source to moments, or None.
+        """Return the map between times and moments, if times are positions in a source; else None.
 
         Cost: one GET, and a few more for each conversion.
         """
@@ -448,9 +447,7 @@ class CollectionHandle(CollectionTimes):
             return None
         contents = self.engine.follower.load(id_)
         if contents is None:
-            raise InvalidUsage(
-                f"the collection that told the moments of {self.name!r} was dropped: give times as numbers"
-            )
+            raise InvalidUsage(f"the collection with the moments of {self.name!r} was dropped: give times as numbers")
         moments = CollectionHandle(self.engine, id_, contents.name, contents.schema)
 
         def read(filter: pc.Expression) -> pa.Table:
@@ -464,7 +461,7 @@ class CollectionHandle(CollectionTimes):
         return MomentMap(self.name, contents.upper, read)
 
     def _find_moment_map(self, contents: CollectionState) -> str | None:
-        """Return the map of a collection: its own, or for a view the common map of all its inputs."""
+        """Return the id of the moment map of a collection, or of all inputs of a view; None without one."""
         map_name = contents.about.properties.get(MOMENTS)
         if map_name is not None or contents.view is None:
             return map_name
@@ -473,10 +470,7 @@ class CollectionHandle(CollectionTimes):
         return maps.pop() if len(maps) == 1 else None
 
     def read_until(self) -> datetime | None:
-        """Return the moment up to which the source of the collection was read; None if unknown.
-
-        Cost: a few GETs.
-        """
+        """Return the moment up to which the source of the collection was read; None if unknown. Cost: a few GETs."""
         moments = self._load_moment_map()
         return None if moments is None or moments.upper in (0, END) else moments.last()
 

@@ -41,7 +41,7 @@ class CollectionTimes(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Its known name."""
+        """The known name of the collection."""
 
     @property
     @abstractmethod
@@ -54,7 +54,7 @@ class CollectionTimes(ABC):
 
     @abstractmethod
     def contents(self) -> CollectionState:
-        """Return its newest state. Cost: one GET."""
+        """Return the newest state of the collection. Cost: one GET."""
 
     @abstractmethod
     def wait_sealed(
@@ -68,7 +68,7 @@ class CollectionTimes(ABC):
 
     @property
     def clocked_timeline(self) -> Timeline | None:
-        """The timeline with the client's clock, so that updates may have words for times."""
+        """The timeline with the client's clock, for times in words such as "now"."""
         return None if self.timeline is None else replace(self.timeline, wall_ms=self.engine.clock.wall_ms)
 
     def as_time(self, what: str, value: int | Moment | Antichain) -> int:
@@ -76,8 +76,7 @@ class CollectionTimes(ABC):
 
         A word that the clock moves, such as "now" or "yesterday", is the last sealed time if that is earlier.
 
-        Args:
-            what: the name of the argument in errors.
+        `what`: the name of the argument in errors.
 
         Raises:
             InvalidUsage: it is none of these, or a moment, but the collection has neither a timeline nor a map.
@@ -119,12 +118,13 @@ class CollectionTimes(ABC):
         return parse_time(value, self.timeline)
 
     def _find_times_of_moments(self, what: str, value: Any) -> MomentMap | Timeline:
+        """Return the collection's converter of moments; raise InvalidUsage without one."""
         return self._load_moment_map() or self._get_timeline(what, value)
 
     def as_bound(self, what: str, value: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
         """Like `as_time`, with the first time that is not before a moment: the bound of an interval.
 
-        A frontier is a bound, too: its time, or the end of all times if it is empty. "latest" is upper.
+        A frontier is also a bound: its time, or the end of all times if it is empty. "latest" means upper.
         """
         if self._means_last_sealed(value):
             return self.contents().upper

@@ -1,7 +1,7 @@
 """One location, open in one process: a client's resources, and the basic operations.
 
-`persist.open` makes it; it is `Client.engine`. Its operations identify collections by id; operations on one
-collection are in `CollectionHandle`.
+`persist.open` makes it; it is `Client.engine`. Its operations identify collections by id; operations on one collection
+are in `CollectionHandle`.
 """
 
 import os
@@ -45,14 +45,14 @@ class Engine:
     """Owns the resources of one client until `close`; safe to use from many threads of its process.
 
     Attributes:
-        storage, blob: the store with its wrappers, and the outermost wrapper, which is the one to use.
+        storage, blob: the store with its wrappers, and the outermost wrapper, which serves all requests.
         mode, settings, clock: as the location was opened.
         origin: opens the location again in another process (`persist.engine.location.opening.Origin`).
         follower: the client's copy of the location's state.
         pool: the threads of this client for requests, decoding and encoding.
         caches: cached data of parts.
         spilled: decoded data of point reads, in the cache folder; None without one.
-        folds: the cached results of sealed events that are still pending.
+        folds: caches the updates of sealed events that are not resolved in the log yet.
     """
 
     def __init__(self, storage: Storage, options: OpenOptions) -> None:
@@ -115,7 +115,7 @@ class Engine:
 
     @cached_property
     def place(self) -> str:
-        """The place of the location, without links, `..` and the like in its path."""
+        """The location in a unique form: its URL, or its path without links and `..`."""
         return os.path.realpath(self._url) if os.path.isabs(self._url) else self._url
 
     @property
@@ -152,8 +152,8 @@ class Engine:
             raise ClientClosed(action)
         if os.getpid() != self._pid:
             raise InvalidUsage(
-                f"{action} came in process {os.getpid()}, and this client was opened in {self._pid}: its threads did "
-                "not come along with the fork. Open a new client in each process."
+                f"{action} was called in process {os.getpid()}, and this client was opened in {self._pid}: its "
+                "threads do not exist after the fork. Open a new client in each process."
             )
 
     def writer(self, action: str) -> Writer:
@@ -183,8 +183,8 @@ class Engine:
         """Queue steps as one commit, after all earlier ones; return at once, or as soon as there is room.
 
         Args:
-            action: its name in errors.
-            names: of the collections in the steps, by id; for errors.
+            action: the name of the caller's operation in errors.
+            names: the names of the collections in the steps, by id, for errors.
             renew: makes the steps again for each state that the record may follow, in the committing thread.
 
         Raises:
@@ -250,9 +250,9 @@ class Engine:
         return self.claim_all([WantedClaim(collection, name, time)], consumer)[0]
 
     def claim_unseen(self, claim: WantedClaim) -> Claim | None:
-        """Claim without an earlier refresh, if the record of the claim replaces it.
+        """Claim without a refresh first, if the record of the claim shows the newest state.
 
-        None if it does not, or if the known state refuses the claim: then refresh, and call `claim`.
+        Return None otherwise, or if the known state refuses the claim: then refresh, and call `claim`.
         """
         if self._writer is None or self.follower.looks.is_enough or not self.follower.knows_end:
             return None
@@ -344,7 +344,7 @@ class Engine:
 
 
 def _list_changed_names(steps: Sequence[Step], names: Mapping[str, str]) -> Iterator[str]:
-    """Yield the names that steps give or free. `names`: of collections, by id."""
+    """Yield the names that steps assign or free. `names`: the names of collections by id."""
     for step in steps:
         if isinstance(step, (kinds.Create, kinds.Clone, kinds.Rename)):
             yield step.name
@@ -353,4 +353,5 @@ def _list_changed_names(steps: Sequence[Step], names: Mapping[str, str]) -> Iter
 
 
 def _forget_naming(naming: dict[CommitFuture, frozenset[str]], future: CommitFuture) -> None:
+    """Forget a finished commit that changed names of collections."""
     naming.pop(future, None)

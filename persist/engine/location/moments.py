@@ -37,8 +37,8 @@ class MomentMap:
     """Converts moments to times of a collection.
 
     Attributes:
-        name: of the collection whose times they are.
-        upper: of the map.
+        name: the name of the collection whose times are converted.
+        upper: the upper of the map.
         read: returns the rows of the map that pass a filter.
     """
 
@@ -116,6 +116,7 @@ class MomentMap:
 
 
 def _make_scalar(at: int) -> pa.Scalar:
+    """Return microseconds since 1970 as an Arrow timestamp."""
     return pa.scalar(at, MOMENT_TYPE)
 
 

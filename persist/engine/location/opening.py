@@ -52,10 +52,10 @@ _shared_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The arguments that open a location again in another process: the contents of a pickled client.
+    """The arguments that open a location again in another process: the pickled form of a client.
 
     Attributes:
-        location: a URL or an absolute path; None of a store that is an object, or the memory of one process.
+        location: a URL or an absolute path; None if the store is an object or the memory of one process.
         storage_options: without secrets (`persist.blob.url.drop_secret_options`): the other process has its own.
     """
 
@@ -219,9 +219,9 @@ def find_row_target(
     That commit fails with CollectionExists if another client has created it meanwhile.
 
     Args:
-        rows: give the columns and their types; see `select_sides_like`.
+        rows: determine the columns and their types; see `select_sides_like`.
         key: the names of its key columns; needed only for a new collection.
-        timeline: `...` for "ms" in a new collection, or None there if the rows have times that are plain integers.
+        timeline: `...` means the default of a new collection: None if the rows have times that are integers, else "ms".
         time: as for `write`.
 
     Raises:
@@ -267,8 +267,7 @@ def choose_write_mode(
     Only the caller knows whether a plain collection with a key should have one row per key or several. So a call
     without a mode is refused: it would silently duplicate or replace rows.
 
-    Args:
-        names_key: whether the caller names key columns.
+    `names_key`: whether the caller names key columns.
     """
     chosen = choose_mode(mode, has_key=names_key or handle.keyed is not None, has_diffs=has_diffs)
     key = handle.schema.key_names
@@ -298,10 +297,7 @@ def _choose_timeline(columns: Mapping[str, pa.Field], time: Any) -> str | None:
 
 
 def load_handle(engine: Engine, name: str) -> CollectionHandle:
-    """Return the collection of a name, with its schema. Cost: one GET.
-
-    Raises CollectionNotFound: it does not exist.
-    """
+    """Return the collection of a name, with its schema. Cost: one GET. Raises CollectionNotFound: it does not exist."""
     engine.check_open("load")
     check_name(name)
     engine.wait_for_names(name)
@@ -378,8 +374,8 @@ class UpgradeReport(Shown):
 
     Attributes:
         before, after: the number of the location's format; equal if there is nothing to do.
-        seqno: of the record that raised it; None if there was nothing to do, or this was only a plan.
-        brings: by number, what a location may contain from that format on.
+        seqno: the record that raised the format; None if there was nothing to do, or this was only a plan.
+        brings: for each format number, the features that a location may have from then on.
     """
 
     before: int

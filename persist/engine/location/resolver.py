@@ -87,10 +87,10 @@ class KeyedQueue:
     """Runs one client's requests to keyed collections, in call order for each of them.
 
     Its thread plans and commits, and then runs the callbacks of futures. A callback that reads, or waits for a future,
-    needs the earlier requests: the thread then runs these first, inside the callback.
+    depends on the earlier requests. So the thread runs these first, inside the callback.
 
     Args:
-        bytes_max: of queued and running events; beyond it, callers wait.
+        bytes_max: the most bytes of queued and running events; beyond it, callers wait.
         may_wait: whether the calling thread may wait for a commit.
     """
 
@@ -122,9 +122,7 @@ class KeyedQueue:
     def submit(
         self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int
     ) -> CommitFuture:
-        """Run do after the earlier jobs of the collections, and resolve future with its result. size: bytes of its
-        events.
-        """
+        """Run `do` after earlier jobs of the collections; resolve future with the result. `size`: bytes of events."""
         with self._lock:
             # A future's callback must not wait here: its thread is the one that makes room.
             if self._may_wait() and not self._is_own_thread():
@@ -167,6 +165,7 @@ class KeyedQueue:
             pool.shutdown(wait=self._may_wait() and not self._is_own_thread())
 
     def _is_own_thread(self) -> bool:
+        """Return whether the caller runs in the thread of this queue."""
         return threading.current_thread() is self._thread
 
     def _run_next_job(self) -> None:
@@ -176,6 +175,7 @@ class KeyedQueue:
         self._resolve_futures()
 
     def _run_next(self) -> None:
+        """Run the first queued job, and keep the function that resolves its future."""
         if self._jobs:  # A callback may have been faster.
             self._is_in_job = True
             try:
@@ -184,6 +184,7 @@ class KeyedQueue:
                 self._is_in_job = False
 
     def _resolve_futures(self) -> None:
+        """Resolve the futures of all jobs that are done."""
         while self._resolutions:
             self._resolutions.popleft()()
 
@@ -247,12 +248,12 @@ class Resolver:
         watermarks: Watermarks | None = None,
         change: Callable[[CollectionState], Iterator[pa.Table]] | None = None,
     ) -> kinds.Resolve:
-        """Resolve the pending events before end, and own events; return the resolution, with stored updates.
+        """Resolve the pending events before `end`; return the resolution, whose updates are stored.
 
-        It also removes unneeded tombstones. Memory: a slice of the events, and own events.
+        It also resolves `own_events`, which the same commit adds, and removes unneeded tombstones. Memory: a slice of
+        the events, and own_events.
 
-        Args:
-            change: makes further updates from the contents after the resolution.
+        `change`: makes further updates from the contents after the resolution.
         """
         writer, reader = self._part_writer, self._reader()
         stored: list[Part] = []
@@ -319,14 +320,14 @@ class Resolver:
             except MissingBlob as error:
                 if self._follower.refresh_and_require(id_, name) == contents:
                     raise
-                raise Superseded("what this resolution read has been replaced and deleted meanwhile") from error
+                raise Superseded("parts that this resolution read were replaced and deleted meanwhile") from error
 
         return commit_with_retry(resolve_once, action="seal", clock=self._clock, conflicts=(Superseded, UploadExpired))
 
     def resolve_due(self, contents: CollectionState) -> bool:
         """Resolve a collection's sealed events, as maintenance does, if its machine is known here.
 
-        If another client has the location exclusively, that client resolves. Return whether work remains.
+        Return whether work remains. If another client has the location exclusively, only that client resolves.
         """
         if (
             contents.keyed is None

@@ -74,13 +74,13 @@ class Writer:
 
     Attributes:
         committer: makes records from submitted steps.
-        leases: of this client, and the claims of its reads.
+        leases: the lease of this client, and the claims of its reads.
         consumers: the leases of consumers that resume by name.
         garbage: deletes unneeded blobs.
         compactor: compacts by the policy of the settings, in this process.
         compaction: the schedule of automatic compaction.
         name: this client's name for people.
-        keyed: runs requests to keyed collections that resolve events, in call order.
+        keyed: a queue that runs requests to keyed collections that resolve events, in call order.
         resolver: turns events into updates.
         upkeep: automatic work: leases, compaction and garbage.
     """
@@ -95,8 +95,7 @@ class Writer:
     ) -> None:
         """Start the writing half; in mode "exclusive", first take the location over.
 
-        Args:
-            reader: returns a reader of parts, for one read.
+        `reader`: returns a reader of parts, for one read.
 
         Raises:
             Locked: another client has the location exclusively, and this one requests it, too.
@@ -251,6 +250,6 @@ class Writer:
 
 
 def _call_unless_forked(pid: int, stop: Callable[[], object]) -> None:
-    """Call stop in the process pid only: a fork has no thread to stop, and its locks may be held for ever."""
+    """Call stop in the process `pid` only: a fork has no thread to stop, and its locks may be held for ever."""
     if os.getpid() == pid:
         stop()

@@ -156,10 +156,11 @@ class Split:
 
     @property
     def is_merged(self) -> bool:
+        """Whether some rows must be merged with rows of other parts."""
         return bool(self.base_rest or self.rest)
 
     def keep_standing_parts(self, condition: Callable[[Part], bool]) -> "Split":
-        """Return a split whose standing parts meet a condition; other standing parts are dropped."""
+        """Return the split without the standing parts that do not meet a condition."""
         return replace(self, base=[*filter(condition, self.base)], history=[*filter(condition, self.history)])
 
     def is_touching(self, scan: Scan) -> bool:
@@ -244,7 +245,7 @@ def repeat_rows(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
     if ends[-1] > ROWS_MAX:
         at = int(counts.argmax())
         raise InvalidUsage(
-            f"as rows, this would be about {float(ends[-1]):.3g} rows, and at most {ROWS_MAX} are given out: the "
+            f"as rows, this would be about {float(ends[-1]):.3g} rows, and the limit is {ROWS_MAX}: the "
             f"record {to_dicts(rows.slice(at, 1))} alone has multiplicity {counts[at]}."
         ).with_remedy("{snapshot:call} with {form:option:diff} shows multiplicities.")
     for start in range(0, int(ends[-1]), REPEATED_ROWS_MAX):
@@ -306,7 +307,7 @@ def compute_differences(
     if passed != row_count:
         raise InvalidUsage(
             f"where={present.filter} is not true for {row_count - passed:,} of the {row_count:,} rows, so they would "
-            "come beside what is there and not in its place: leave them out, or widen the filter. Nothing was written."
+            "be added without replacing present rows: leave them out, or widen the filter. Nothing was written."
         )
 
 
@@ -341,4 +342,5 @@ def _slice_memory(new: pa.Table, present: Scan, slice_bytes: int) -> tuple[RowsO
 
 
 def _filter_rows(rows: pa.Table, piece: Scan) -> pa.Table:
+    """Return the rows that pass the filter of a scan."""
     return rows if piece.filter is None else rows.filter(piece.filter)

@@ -44,7 +44,7 @@ class Ages:
 
     Attributes:
         state: the newest state; without policies in the log, the client's own policies apply.
-        now_s: the present.
+        now_s: the present, by the clock of the store.
         checkpoints: all that exist.
         records: all that exist, or none if checkpoints are enough.
     """
@@ -74,7 +74,7 @@ class Ages:
         return _find_last_before(self.now_s - age_s, *self.checkpoints, *self.records)
 
     def estimate_old_at_s(self, seqno: int, age_s: float) -> float:
-        """Return when the record at a seqno will be that old; counted from now if it has no date yet."""
+        """Estimate when the record at a seqno will have an age; from now if it has no date."""
         return min((mark.modified_s for mark in self.checkpoints if mark.seqno >= seqno), default=self.now_s) + age_s
 
     def is_old_upload(self, seqno: int, age_s: float) -> bool:
@@ -84,11 +84,10 @@ class Ages:
     def find_upload_floor(self, uploads: Iterable[tuple[int, float]]) -> int:
         """Return the seqno before which uploads may be declared void; 0 if none may.
 
-        It is after the last upload that has taken too long, and not after any other. A writer may have read the log
-        before an old upload began, and store its first part only now; see `_find_first_pending`.
+        All uploads before it have taken too long. A writer may have read the log before an old upload began, and store
+        its first part only now; see `_find_first_pending`.
 
-        Args:
-            uploads: the seqno in the name, and the age in seconds, of each unused part.
+        `uploads`: the seqno in the name, and the age in seconds, of each unused part.
         """
         uploads = [*uploads]
         floor, young = 0, []
@@ -102,9 +101,9 @@ class Ages:
     def _find_first_pending(self, uploads: Sequence[tuple[int, float]]) -> int:
         """Return the first seqno of uploads that may still be in progress without a stored part.
 
-        No writer plans an upload with a seqno once it knows the record at it. So that record must be as old as an
-        upload may become. An old upload proves this of the seqnos before its own, and not of its own: in a quiet log, a
-        writer that begins today takes the same one. Records that the log has lost are old, too.
+        No writer plans an upload with a seqno once it knows the record at it. So a seqno is past if its record is older
+        than an upload may become. An old upload proves this only for seqnos before its own: in a quiet log, a writer
+        that begins today uses the same seqno. Missing records count as old.
         """
         newest_s = self.policies.newest.orphan_grace_s
         stale = self.find_seqno_before(min(newest_s, self.erase_after_s))
@@ -141,6 +140,7 @@ class Ages:
 
 
 def _find_last_before(moment_s: float, *marks: Mark) -> int:
+    """Return the greatest seqno of the marks that are at least as old as a moment; -1 without any."""
     return max((mark.seqno for mark in marks if mark.modified_s <= moment_s), default=-1)
 
 

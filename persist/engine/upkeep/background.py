@@ -88,11 +88,11 @@ class CompactionSchedule:
                 raise error
 
     def sweep(self, *, destroys: bool) -> int:
-        """Do the due work of all collections; return how many had some.
+        """Do the due work of all collections; return how many of them had work.
 
         Args:
-            destroys: also destroy all retracted data that since has passed, because a short-lived process never sees it
-                overdue.
+            destroys: also destroy all retracted data that since has passed, however recent: a short-lived process never
+                sees it overdue.
 
         Cost: the work, and a request for each collection without a known state; later calls only for collections that
         have changed since, or have work left.
@@ -106,7 +106,7 @@ class CompactionSchedule:
         return self._sweep_collections((lambda contents: True) if destroys else self._is_overdue)
 
     def _sweep_collections(self, is_overdue: Callable[[CollectionState], bool]) -> int:
-        """Do the due work of all collections that may have some; return how many had some."""
+        """Do the due work of all collections; return how many of them had work."""
         entries, swept = self._follower.state.entries, self._swept
         if swept is None or not entries.shares_base_with(swept):
             # Most of them are idle, so their contents do not stay in memory.
@@ -129,7 +129,7 @@ class CompactionSchedule:
         is_overdue: Callable[[CollectionState], bool],
         look: Callable[[str, str], CollectionState] | None = None,
     ) -> tuple[int, PersistError | None]:
-        """Do the due work of collections, by (id, name); return how many had some, and the first error."""
+        """Do the due work of collections by (id, name); return how many had work, and the first error."""
         look = look or self._follower.require
         worked = 0
         first_error: PersistError | None = None

@@ -119,7 +119,7 @@ class GarbageReport(Shown):
         return self.sentence("deleted")
 
     def sentence(self, did: str) -> str:
-        """Return a sentence about the deleted blobs; `did` is its verb, such as "would delete"."""
+        """Return a sentence about the deleted blobs; `did` is its verb: "deleted" or "would delete"."""
         deleted = [format_count(self.collections, "destroyed collection")] if self.collections else []
         for kind, noun in _NOUNS.items():
             deleted += [format_count(getattr(self, kind), noun)] if getattr(self, kind) else []
@@ -159,8 +159,7 @@ class Garbage:
         MB at most, and the names that pages mention, 32 MiB at most. Freed memory is returned to the operating system,
         in some milliseconds.
 
-        Args:
-            before: called first; it may commit, such as the end of leases.
+        `before`: called first; it may commit, such as the end of leases.
 
         Raises:
             StoreFull: the store has no room for a commit, even after the deletions that need none.
@@ -201,25 +200,20 @@ class Garbage:
             return self._make_round(is_dry=True).run(lambda: None)
 
     def delete_leaked(self, keys: Iterable[str]) -> Deleted:
-        """Delete those of some keys that `collect` would delete as uploads, objects or records.
-
-        Cost and errors: as `collect`.
-        """
+        """Delete the keys that `collect` would delete as uploads, objects or records. Cost and errors: as `collect`."""
         with self._one_at_a_time:
             if self._follower.refresh().location is None:
                 return Deleted()
             return self._make_round(frozenset(keys)).run_only()
 
     def _make_round(self, *only: frozenset[str], is_dry: bool = False, done: Done = lambda count: None) -> "_Round":
+        """Return a collection round; `only`: the keys that it may delete."""
         names = Names(self._blob, self._known_names)
         return _Round(self._blob, self._follower, self._committer, names, *only, is_dry=is_dry, done=done)
 
 
 class _Round:
-    """One garbage collection at one moment of the store's clock.
-
-    `only`: the keys that may be deleted; None for all.
-    """
+    """One garbage collection at one moment of the store's clock. `only`: the keys that may be deleted; None for all."""
 
     def __init__(
         self,
@@ -266,10 +260,12 @@ class _Round:
         ) from self._full
 
     def run_only(self) -> Deleted:
+        """Delete the keys in `only` that are garbage; return them, and the declaring records."""
         self._collect_with_retries(self._collect_leaked)
         return Deleted(tuple(self._deleted), tuple(self._declarations))
 
     def run_log(self) -> None:
+        """Truncate the log, and delete its old records and checkpoints."""
         self._collect_with_retries(self._collect_log)
 
     def _collect_with_retries(self, collect: Callable[[], object]) -> None:
@@ -302,6 +298,7 @@ class _Round:
         self._collect_objects()
 
     def _collect_log(self) -> None:
+        """Run one round of `run_log`."""
         self._date_blobs(self._store_time_s())
         self._truncate_and_collect()
 
@@ -325,7 +322,7 @@ class _Round:
         return True
 
     def _collect_leaked(self) -> None:
-        """Delete those of the keys that nothing names."""
+        """Delete the keys in `only` that are unneeded uploads, records or objects."""
         self._date_blobs(self._store_time_s())
         self._collect_uploads()
         self._collect_records()
@@ -344,6 +341,7 @@ class _Round:
             return max((entry.modified_s for entry in dated), default=0.0)
 
     def _checkpoint(self) -> None:
+        """Make a checkpoint of the newest known state."""
         write_checkpoint(self._blob, *self._follower.get_recent_records())
 
     def _date_blobs(self, now_s: float) -> None:
@@ -434,7 +432,7 @@ class _Round:
 
         The *basis* is the checkpoint that `taken_over` names: later checkpoints are made from it or its successors. It
         is kept with all objects that it names. A directory object older than the log may have rows of dropped
-        collections. So nothing is done while the newest checkpoint names such an object, too.
+        collections. So nothing is done while the newest checkpoint also names such an object.
         """
         control = self._follower.state.control
         basis, floor = control.taken_over, control.log_floor
@@ -512,7 +510,7 @@ class _Round:
             self._delete_blobs(what, garbage, check=self._names.check_unnamed)
 
     def _declare_basis(self, newest: StoredCheckpoint) -> tuple[int, set[str]]:
-        """Declare the basis of later checkpoints; return a seqno, and the older objects that they may name."""
+        """Declare the basis of later checkpoints; return the seqno of that, and older objects that these may name."""
         if self._is_dry:
             return newest.checkpoint.seqno + 1, set()
         self._run_if_room(lambda: self._take_over(newest))
@@ -525,9 +523,11 @@ class _Round:
         return end, self._names.list_mentioned(basis) | self._names.list_mentioned(after.checkpoint)
 
     def _list_late(self, present: set[str]) -> set[str]:
-        """Return the present objects that checkpoints name which appeared between the listing and the declaration.
+        """Return the present objects that late checkpoints name.
 
-        While this client was suspended, another collector may have kept such a checkpoint for reads of the log's past.
+        A late checkpoint appeared after the listing, and before the basis was declared.
+
+        While this client was suspended, another collector may have kept it for reads of the log's past.
         """
         basis = self._follower.state.control.taken_over
         if self._is_dry or basis is None:
@@ -550,12 +550,15 @@ class _Round:
         return is_old and (self._only is None or entry.key in self._only)
 
     def _get_age_s(self, dated: BlobEntry | Mark) -> float:
+        """Return the age of a blob or mark, in seconds."""
         return self._ages.now_s - dated.modified_s
 
     def _commit_mutation(self, mutation: LocationMutation) -> None:
+        """Commit a declaration in the log, and note its seqno."""
         self._declarations.append(self._committer.submit([mutation], {}).result())
 
     def _commit_and_checkpoint(self, mutation: LocationMutation) -> None:
+        """Commit a declaration, and make a checkpoint that has it."""
         self._commit_mutation(mutation)
         self._checkpoint()
 

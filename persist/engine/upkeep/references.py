@@ -6,8 +6,8 @@ checkpoint names exist, and none of them is about to be deleted.
 
 Older checkpoints do not change, and one for each hour of the log stays. So the names in each are cached between two
 garbage collections, by its checksum. Without this, reading the directory objects of a week took ten times as long as
-the rest of a collection, with a thousand collections. Hashes are cached instead of names. If two names have one
-hash, an unused object stays; a used object is never deleted.
+the rest of a collection, with a thousand collections. Hashes are cached instead of names. If two names have one hash,
+an unused object stays; a used object is never deleted.
 
 Pages of a large directory do not change either. So the collector caches the names in each object of pages, and reads
 only new objects. The names in a replaced entry count until its page is rewritten, which happens before the page is
@@ -62,7 +62,7 @@ OBJECTS = {"directories": DIRECTORIES, "states": STATES, "lists": LISTS}
 
 @dataclass(frozen=True)
 class CheckedUploads:
-    """The parts that a garbage collection has checked, which the next one can skip.
+    """The uploaded parts that a garbage collection has checked, so that the next one skips them.
 
     A part that a collection names is in use until a record drops it by name, and the collector finds it in that record.
     A folder with parts of clones is different: no record names the parts that a clone leaves unused there. So these
@@ -95,12 +95,12 @@ class CheckedUploads:
 
 
 class KnownNames:
-    """The cache of a collector between two garbage collections.
+    """The names in checkpoints that a collector caches between two garbage collections.
 
     Attributes:
-        hashes: int64[names] in each checkpoint but the newest, by its pointer.
-        mentioned: by the key of an object of pages, the names of objects in its entries, joined by newlines, and the
-            ids of entries with folders of others.
+        hashes: the hashes of the names in each checkpoint but the newest, int64[names], by its pointer.
+        mentioned: for each object of pages, by its key: the names of objects in its entries, joined by newlines, and
+            the ids of entries with parts in other folders.
         uploads: the checked parts.
     """
 
@@ -131,7 +131,7 @@ class Names:
         return list_directory_blobs(self._blob, checkpoint, self._levels) | set(_list_stored(entries))
 
     def list_mentioned(self, checkpoint: Checkpoint) -> set[str]:
-        """Return the keys of `list_named`, and of objects that only replaced entries of its pages refer to."""
+        """Return the keys of `list_named`, and those that only outdated entries in its pages name."""
         names = list_directory_blobs(self._blob, checkpoint, self._levels)
         for entries, mentioned in self._iterate_layers(load_state(self._blob, checkpoint, self._levels).entries):
             names.update(_list_stored(dict(entries.iterate_in_memory())))
@@ -139,7 +139,7 @@ class Names:
         return names
 
     def list_clones(self, state: State) -> list[str]:
-        """Return the ids of collections that may have parts in the folders of others."""
+        """Return the ids of collections that may have parts in the folders of other collections."""
         ids: list[str] = []
         for entries, mentioned in self._iterate_layers(state.entries):
             ids += (id_ for id_, entry in entries.iterate_in_memory() if entry.folders)
@@ -149,7 +149,7 @@ class Names:
     def _iterate_layers(
         self, entries: FrozenMap[CollectionEntry]
     ) -> Iterator[tuple[FrozenMap[CollectionEntry], list[tuple[str, tuple[str, ...]]]]]:
-        """Yield each map of entries in memory, newest first, with the names that the pages below it mention."""
+        """Yield each map of entries in memory, newest first, with the names in the pages below it."""
         while (table := entries.below) is not None:
             assert isinstance(table, Table), "only pages lie below entries"
             yield entries, [self._read_mentioned(table, pages) for pages in table.objects]
@@ -184,7 +184,7 @@ class Names:
         A useless checkpoint names a deleted object: it was stored when newer checkpoints existed.
 
         Args:
-            seqnos: of the checkpoints; the newest one is skipped.
+            seqnos: the seqnos of all checkpoints; the newest one is skipped.
             present: keys that were listed.
         """
         keys = [*present]
@@ -230,7 +230,7 @@ class Names:
                 raise MissingBlob(key, f"it is missing, and {newest.pointer.blob} names it", MADE_AGAIN)
 
     def check_unnamed(self, doomed: Iterable[str]) -> None:
-        """Raise CorruptBlob if the newest checkpoint names a blob that is about to be deleted."""
+        """Raise CorruptBlob if the newest checkpoint names a blob in `doomed`, which will be deleted."""
         newest = self.get_newest_checkpoint()
         wrong = self.list_mentioned(newest.checkpoint).intersection(doomed) if newest is not None else set()
         if newest is not None and wrong and (wrong := wrong & self.list_named(newest.checkpoint)):
@@ -280,10 +280,10 @@ def list_named(blob: Blob, state: State, folder: str, shares: Mapping[str, Seque
 def find_unnamed(
     blob: Blob, state: State, checked: CheckedUploads, clones: Iterable[str]
 ) -> tuple[list[BlobEntry], set[str]]:
-    """Return the parts that no collection names, if they are due, and the shared folders.
+    """Return the parts that no collection names, among those to check now, and the shared folders.
 
-    Parts that compaction left unused are included, parts of destroyed collections are not. The folders of these, and
-    the folders with parts of clones, count as shared.
+    Parts that compaction left unused are included. Parts of destroyed collections are not: their folders, and the
+    folders with parts of clones, count as shared.
 
     Cost: a LIST of all parts, and the contents of each collection with a part that is due.
     """

@@ -18,7 +18,7 @@ from persist.engine.follow.follower import Follower
 def add_archiving(
     blob: Blob, follower: Follower, state: State, contents: CollectionState | None, mutation: Mutation
 ) -> Mutation:
-    """Return a mutation that also moves older tokens into an archive, if that is due. `state`: before its record."""
+    """Return a mutation that also archives older tokens, if that is due. `state`: the state before its record."""
     if contents is None or not isinstance(mutation, kinds.Tokens):
         return mutation
     plan = plan_archiving(contents.tokens, contents.archives, mutation)

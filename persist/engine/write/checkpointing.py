@@ -26,7 +26,7 @@ class Checkpointing:
         self._is_making = threading.Lock()
 
     def begin(self, seqno: int) -> None:
-        """Start a checkpoint at a seqno or later, unless one is being made."""
+        """Start to make a checkpoint at a seqno or later, unless one is in progress."""
         if self._is_making.acquire(blocking=False):
             self.least_seqno = seqno
             try:
@@ -55,5 +55,6 @@ class Checkpointing:
             self._end_making()
 
     def _end_making(self) -> None:
+        """Note that no checkpoint is in progress."""
         self.least_seqno = None
         self._is_making.release()

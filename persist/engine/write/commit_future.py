@@ -78,7 +78,7 @@ class Committed(NamedTuple):
 class CommitFuture(Completed, Future[int]):
     """Resolves to the seqno of the commit once it is durable, or to the error that rejected it.
 
-    Any wait for it first calls on_wait: the committer then stops collecting more commits for the group.
+    Any wait for the future first calls `on_wait`, so that the committer does not wait for more commits to group.
 
     A commit that changed nothing (such as a seal to the current upper) resolves to the seqno of the unchanged state.
 
@@ -105,7 +105,7 @@ class CommitFuture(Completed, Future[int]):
     def time(self) -> int | None:
         """The time that the commit assigned to rows without one; waits for the commit, and raises its error.
 
-        None if the caller gave the times, or if nothing was written.
+        None if the rows had times, or if nothing was written.
         """
         return next(iter(self.times.values()), None)
 
@@ -204,7 +204,7 @@ class CommitFuture(Completed, Future[int]):
 def _drop_tracebacks(error: BaseException) -> None:
     """Drop the tracebacks of an error and of its causes.
 
-    Their frames would keep everything of the commit alive, perhaps even the client, whose threads end with its last
+    The frames of a traceback refer to the data of the commit, perhaps to the client, whose threads end with its last
     reference.
     """
     pending, seen_ids = [error], set()

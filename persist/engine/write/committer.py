@@ -96,7 +96,7 @@ class Committer:
         return operation.future
 
     def make_future(self, prepare_wait: Callable[[], object]) -> CommitFuture:
-        """Return the future of a commit that consists of other commits; the caller resolves it.
+        """Return a future for several commits together; the caller resolves it.
 
         `prepare_wait`: called before a caller waits for it.
         """
@@ -170,7 +170,7 @@ class Committer:
             )
 
     def _on_result_requested(self) -> None:
-        """Check that this thread may wait; hurry the pending commits."""
+        """Raise InvalidUsage if this thread may not wait; otherwise commit without more delay."""
         self.check_may_wait()
         if os.getpid() != self._pid:
             raise InvalidUsage(

@@ -17,8 +17,8 @@ module settles the operations without an answer.
 
 Every so many records, the pool makes a checkpoint of them (`Checkpointing`), one at a time.
 
-A blob is stored before the record that refers to it, never after. Uploads of rejected operations are deleted; after
-an indeterminate commit they are left, because the record may yet appear.
+A blob is stored before the record that refers to it, never after. Uploads of rejected operations are deleted; after an
+indeterminate commit they are left, because the record may yet appear.
 """
 
 import itertools
@@ -112,12 +112,12 @@ class GroupCommit:
                 self._proof.begin(newest, pool)
 
     def counts(self) -> dict[str, int]:
-        """Return counters.
+        """Return the counters of operations and records, by name.
 
-        records: made by this client. operations: in these records, or in earlier ones. repeated: operations that an
-        earlier record has. rejected: rejected operations. lost_races: attempts that found their slot of the log taken.
-        checkpoints: made. relayed: operations that another client committed or rejected for this one. in_doubt:
-        operations that another client did not answer.
+        records: records of this client. operations: operations in these records, or in earlier ones. repeated:
+        operations that an earlier record has. rejected: rejected operations. lost_races: attempts whose slot of the log
+        was taken. checkpoints: made checkpoints. relayed: operations that another client committed or rejected for this
+        one. in_doubt: operations that another client did not answer.
         """
         return self._counts | {"checkpoints": self.checkpointing.made}
 
@@ -291,7 +291,7 @@ class GroupCommit:
         return unsettled
 
     def _settle_past(self, state: State, operation: Operation, unreadable: dict[str, PersistError]) -> None:
-        """Settle an operation that the log lacks although later ones are there: it was rejected, or changed nothing."""
+        """Settle an operation that the log lacks, although it has later ones: it was rejected, or changed nothing."""
         accepted, done, _, times = self._validate(state, [operation], unreadable)
         adds = any(isinstance(step, Write) for step in operation.steps)
         if done or (accepted and not adds and not self._make_mutations(state, accepted, {}, times)):
@@ -303,7 +303,7 @@ class GroupCommit:
     def _reject_or_return(
         self, state: State, operation: Operation, unreadable: dict[str, PersistError], otherwise: str
     ) -> None:
-        """Reject an operation with its own error, or else as not tried."""
+        """Reject an operation with its validation error, or as Unavailable with the text `otherwise`."""
         _, _, rejected, _ = self._validate(state, [operation], unreadable)
         self._reject_operation(operation, rejected[0][1] if rejected else Unavailable(otherwise))
 
@@ -336,6 +336,7 @@ class GroupCommit:
         return False
 
     def _make_record(self, state: State, mutations: tuple[Mutation, ...], marks: tuple[Submitted, ...]) -> Record:
+        """Return the record of mutations that follows a state; `marks`: the submissions in it."""
         return Record(
             format=compute_format(state, mutations) if state.location else FORMAT,
             location=state.location or uuid.uuid4().hex,
@@ -466,13 +467,12 @@ class GroupCommit:
         *,
         is_alone: bool = False,
     ) -> tuple[list[Operation], list[Operation], list[tuple[Operation, PersistError]], dict[str, int]]:
-        """Return the operations that are valid in this order, those done before, and the others with errors.
+        """Sort operations into valid ones, ones that were done before, and invalid ones with errors.
 
-        The last result is the times that the commit assigns. An operation that repeats another of the same group counts
-        as done.
+        Also return the times that the commit assigns. An operation that repeats another one of the same group counts as
+        done before.
 
-        Args:
-            is_alone: there is one operation; if its steps are in order, `apply` validates its mutations.
+        `is_alone`: there is one operation. If its steps are in the order of mutations, `apply` validates them later.
         """
         draft = Draft(state, self.epoch, self._follower.find_token)
         times = assign_times(operations, partial(_get_upper, state), self._clock.wall_ms())
@@ -541,6 +541,7 @@ def _get_upper(state: State, collection: str) -> int:
 
 
 def _select_times(times: Mapping[str, int], operation: Operation) -> dict[str, int]:
+    """Return the assigned times of the collections of an operation."""
     return {
         request.collection: times[request.collection] for request in operation.at_commit if request.collection in times
     }

@@ -48,10 +48,10 @@ class Write(msgspec.Struct, frozen=True, eq=False):
     """Updates for one collection: a few, to encode with others, or parts that are being uploaded.
 
     Attributes:
-        bytes: its memory until it is durable.
-        digest: of the updates, if requested.
+        bytes: the memory of the updates until they are durable.
+        digest: the digest of the updates, if requested.
         is_kept: the parts stay after a rejection, because the caller deletes or reuses them.
-        events: facts about them if these are events for a keyed collection; the schema is then the events' schema.
+        events: facts about events for a keyed collection, if these are events; `schema` is then the events' schema.
         at_commit: the updates get the time of their commit; until then it is 0.
         is_single: each key has at most one row after each of the updates (`Part.is_single`).
     """
@@ -96,9 +96,9 @@ class Write(msgspec.Struct, frozen=True, eq=False):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The digest of a request: its updates, or the rows of an overwrite; None if unknown.
+    """The digest of a request, such as its updates or new rows; None if unknown.
 
-    It is not a step of a commit: `add_token` removes it.
+    It is not committed: `add_token` replaces it by the step that stores the token.
     """
 
     collection: str
@@ -106,7 +106,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class AtCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
-    """Assign the time of the commit to writes without a time, and seal the collection just after it.
+    """The step that assigns the time of the commit to writes, and seals that time.
 
     Attributes:
         timeline: the collection's unit of time, None if its times only count.
@@ -132,7 +132,7 @@ class Submission:
 
     Attributes:
         submitter: the random id of the sending client.
-        number: of the operation; later operations of the client have greater numbers.
+        number: identifies the operation; later operations of the client have greater numbers.
         after: a record of the log that existed before the client sent it.
         is_own: this client sent it, and resolves its outcome.
     """
@@ -147,11 +147,11 @@ class Operation(msgspec.Struct, frozen=True, eq=False):
     """A caller's request: all of its steps are committed, or none.
 
     Attributes:
-        names: of the concerned collections, by id.
+        names: the names of the concerned collections, by id.
         bytes: the memory of all its writes.
-        submission: its id if another client sent it, or was asked to commit it; otherwise None.
+        submission: its id, if another client sent it or is to commit it; otherwise None.
         at_commit: its steps that request the time of the commit.
-        shares_time: it only writes at that time, so it may share the time with other operations.
+        shares_time: it only writes at the time of the commit, so it may share this time with other operations.
         renew: makes its steps again for the state that the record follows, if they depend on it.
     """
 
@@ -216,6 +216,7 @@ class Operation(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def is_ready(self) -> bool:
+        """Whether all uploads of the operation have ended."""
         for step in self.steps:
             if isinstance(step, Write) and isinstance(step.data, Future) and not step.data.done():
                 return False
@@ -342,9 +343,7 @@ class Change:
     def mutations(
         self, contents: CollectionState | None, encoded: Sequence[kinds.Append | kinds.Pend]
     ) -> list[Mutation]:
-        """Return the mutations to write. contents: the state before, None for a new collection; encoded: the encoded
-        writes.
-        """
+        """Return the mutations with this effect. `contents`: the state before, or None; `encoded`: encoded writes."""
         net: list[Mutation] = [*self.others, *encoded]
         if self.tokens:
             net.append(kinds.Tokens(self.id, tuple(self.tokens)))
@@ -390,10 +389,10 @@ def merge_operations(
 
 
 def split_into_records(operations: Sequence[Operation]) -> list[list[Operation]]:
-    """Split operations, in their order, into those that may share a record.
+    """Split operations, in their order, into groups that may share a record.
 
     On one collection, operations share the time of the commit only if they write at that time and do nothing else.
-    Operations that name their times share a record only without it.
+    Operations that name their times do not share a record with them.
     """
     if len(operations) == 1 or not any(operation.at_commit for operation in operations):
         return [[*operations]]
@@ -462,7 +461,7 @@ def choose_common_times(asks: Mapping[str, AtCommit], uppers: Mapping[str, int],
 
 
 def is_clock_time(requested: AtCommit, times: Mapping[str, int], upper: int) -> bool:
-    """Return whether the clock, not the upper, determines a commit's time, which then must not be far ahead."""
+    """Return whether the clock, not the upper, sets a commit's time, which must then not be far ahead."""
     assigned = times.get(requested.collection)
     is_guarded = requested.timeline is not None and not requested.allow_future
     return is_guarded and assigned is not None and assigned > upper

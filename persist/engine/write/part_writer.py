@@ -81,7 +81,7 @@ class PartWriter:
         return tuple(stored)
 
     def append(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> kinds.Append | None:
-        """Return the mutation that adds all writes; None if empty. inline_bytes: those that the collection has."""
+        """Return the mutation that adds all writes; None if rows cancel. `inline_bytes`: present inline bytes."""
         parts = [part for write in writes if isinstance(write.data, Future) for part in _list_uploaded_parts(write)]
         for at_commit in (False, True):
             small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
@@ -117,7 +117,7 @@ class PartWriter:
         return [mutation for mutation in (append, pend) if mutation is not None]
 
     def store_parts(self, collection: str, table: pa.Table, schema: CollectionSchema, inline_bytes: int) -> list[Part]:
-        """Encode a table as parts, inline if they are small, otherwise stored; none if its rows cancel.
+        """Encode a table as parts: small ones inline, others stored; none if its rows cancel.
 
         If a part cannot be stored, the earlier ones are deleted.
         """
@@ -139,7 +139,7 @@ class PartWriter:
         return self.put(collection, data, part)
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """Delete parts that no record refers to. Garbage collection deletes those that fail now."""
+        """Delete parts that no record refers to; garbage collection repeats failed deletions."""
         for part in parts:
             if part.blob:
                 try:
@@ -184,7 +184,7 @@ def compute_group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int
 def open_run(
     memory_budget: int, schema: CollectionSchema, *, part_bytes: int = PART_BYTES_TARGET, sources: Sequence[Part] = ()
 ) -> PartStream:
-    """Return a stream of the parts of one run, whose encoded part takes at most a quarter of the budget."""
+    """Return a stream that encodes rows as parts of one run, each of at most a quarter of the budget."""
     return PartStream(
         schema,
         part_bytes_target=min(part_bytes, memory_budget // 4),
@@ -216,6 +216,7 @@ def _join_writes(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
 
 
 def _merge_watermarks(writes: Sequence[Write]) -> Watermarks | None:
+    """Return the least and the greatest watermark of the events in some writes."""
     watermarks = [write.events.watermarks for write in writes if write.events is not None and write.events.watermarks]
     return (min(least for least, _ in watermarks), max(greatest for _, greatest in watermarks)) if watermarks else None
 

@@ -41,10 +41,10 @@ class Relay(Protocol):
 
 
 def may_be_relayed(operations: Sequence[Operation]) -> bool:
-    """Return whether another client may commit these.
+    """Return whether another client may commit these operations.
 
-    Operations that another client sent may not: an operation has one id, for which that client looks in the log. Nor
-    may operations whose steps depend on the state, because the other client gets only the steps.
+    Operations that another client sent may not, because their sender looks in the log for the id that it chose.
+    Operations whose steps depend on the state may not, because only steps are sent.
     """
     steps = (step for operation in operations for step in operation.steps)
     return (
@@ -55,14 +55,14 @@ def may_be_relayed(operations: Sequence[Operation]) -> bool:
 
 
 def is_plain(operation: Operation) -> bool:
-    """Return whether a client can continue without reading the record with an operation."""
+    """Return whether a client may continue before it has read the record of its operation."""
     return all(isinstance(step, _PLAIN) or (isinstance(step, Write) and not step.events) for step in operation.steps)
 
 
 def list_submissions(operations: Iterable[Operation], accepted: Iterable[Operation]) -> tuple[Submitted, ...]:
-    """Return the submissions that the record of the accepted operations names.
+    """Return the submissions to name in the record of the accepted operations.
 
-    It also declares that the client's own rejected operations will never come.
+    The record also declares that this client's own rejected operations will never be committed.
     """
     submissions = [operation.submission for operation in operations if operation.submission is not None]
     if not submissions:

@@ -1,7 +1,7 @@
 """Requests to commit operations, and answers, as bytes; see `persist.engine.write.relay`.
 
-    message = checksum (16 bytes, xxh3_128 of the rest, most significant byte first), JSON
-    request = {"format", "location", "submitter", "after", "operations": [{"number", "names", "steps": [step, …]}, …]}
+    message = checksum (16 bytes, xxh3_128 of the rest, most significant byte first), JSON request = {"format",
+    "location", "submitter", "after", "operations": [{"number", "names", "steps": [step, …]}, …]}
     step    = a mutation of the log (docs/inside/format.md) | write | condition
     write   = {"kind": "write", "collection", "schema", "rows" | "parts", "time_min", "events"?, "at_commit"?}
             | {"kind": "at_commit", "collection", "timeline"?, "time"?} (for all writes of a collection without a time)
@@ -93,12 +93,16 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The message form of an answer: a seqno with assigned times, an error, or neither."""
+
     seqno: int | None = None
     times: dict[str, int] = {}
     error: dict[str, Any] | None = None
 
 
 class _Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The message with the answers to a request, in the order of its operations."""
+
     format: int
     answers: tuple[_Answer, ...]
 
@@ -133,7 +137,7 @@ def decode_request(data: bytes) -> Request:
             check_sent_rows(write.rows)
     numbers = [asking.number for asking in request.operations]
     if not numbers or any(late <= early for early, late in pairwise(numbers)):
-        raise ValueError("its operations are none, or not in the order of their numbers")
+        raise ValueError("it has no operations, or they are not in the order of their numbers")
     return request
 
 
@@ -146,7 +150,7 @@ def decode_answers(data: bytes, count: int) -> list[Answer]:
     """Decode the answers to so many operations; raise ValueError if they are invalid."""
     answers = _decode_message(data, _Answers).answers
     if len(answers) != count:
-        raise ValueError(f"it has {len(answers)} answers, and {count} were asked for")
+        raise ValueError(f"it has {len(answers)} answers to {count} operations")
     return [_decode_answer(answer) for answer in answers]
 
 
@@ -159,7 +163,7 @@ def _decode_answer(answer: _Answer) -> Answer:
 def decode_steps(asking: Asking, contents_of: Callable[[str], CollectionState | None]) -> list[Step]:
     """Decode the steps of an operation, with the checks that need no log.
 
-    `contents_of` returns the known state, or None.
+    `contents_of` returns the known state of a collection by id, or None.
     """
     creations = {step.collection: step for step in asking.steps if isinstance(step, kinds.Create)}
     return [
@@ -187,7 +191,7 @@ def _decode_message(data: bytes, kind: type[T]) -> T:
         raise ValueError(f"a request has {len(data)} bytes, and at most {REQUEST_BYTES_MAX} are read")
     body = data[CHECKSUM_BYTES:]
     if xxhash.xxh3_128_digest(body) != data[:CHECKSUM_BYTES]:
-        raise ValueError("its checksum is another one: it was damaged on the way")
+        raise ValueError("its checksum does not match: it was damaged on the way")
     try:
         message = get_decoder(kind).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -222,10 +226,10 @@ def _decode_write(step: _Write, create: kinds.Create | None, contents: Collectio
         data = decode_rows(step.rows, schema)
         times = data["_time"].to_numpy()
         if len(times) == 0 or int(times.min()) != step.time_min or (planned and int(times.max()) != planned.time_max):
-            raise ValueError("its times are not those that it says")
+            raise ValueError("its rows have other times than it states")
     latest = max(part.time_max for part in step.parts) if step.parts else int(times.max())
     if step.at_commit and latest:
-        raise ValueError("it gets the time of its commit, and has others already")
+        raise ValueError("it gets the time of its commit, but its rows have times")
     # The sender keeps its stored parts until it knows the outcome.
     size = len(step.rows)
     return Write(step.collection, schema, step.time_min, size, data, True, planned, at_commit=step.at_commit)

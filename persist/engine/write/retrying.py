@@ -7,9 +7,9 @@ nothing happens.
 *Invariant.* Each attempt begins from the newest state that its client can see. Nothing of an earlier attempt counts
 unless the conditions of the new commit cover it.
 
-*A plan may read* the newest state of its client's follower, and the blobs that this state names. It may store parts
-for its own commit. If the commit is refused, the plan deletes them before it raises; after `Indeterminate` it leaves
-them, because the record may yet appear.
+*A plan may read* the newest state of its client's follower, and the blobs that this state names. It may store parts for
+its own commit. If the commit is refused, the plan deletes them before it raises; after `Indeterminate` it leaves them,
+because the record may yet appear.
 
 *Another client came first* if the plan raises one of its conflicts; `CONFLICTS` are the usual ones. All other errors
 are raised at once. The hook `prepare` raises a conflict that no further attempt can resolve.

@@ -41,11 +41,11 @@ def check_sent_rows(data: bytes) -> None:
     if is_compressed:
         raise ValueError("its rows are compressed: send a record batch without compression")
     if not 0 <= rows * ROW_BYTES_MIN <= len(data):
-        raise ValueError(f"its rows are said to be {rows:,}, which {len(data):,} bytes cannot hold")
+        raise ValueError(f"it claims {rows:,} rows, which {len(data):,} bytes cannot hold")
     if min(buffers, default=0) < 0 or sum(buffers) > len(data):
-        raise ValueError(f"its columns share bytes: they say {sum(buffers):,} of {len(data):,} that came")
+        raise ValueError(f"its columns share bytes: they claim {sum(buffers):,} of {len(data):,} bytes")
     if not all(0 <= length <= VALUES_PER_BYTE_MAX * len(data) for length in lengths):
-        raise ValueError(f"a column of its rows is said to have more values than {len(data):,} bytes can hold")
+        raise ValueError(f"a column claims more values than {len(data):,} bytes can hold")
 
 
 def decode_rows(data: bytes, schema: CollectionSchema) -> pa.Table:
@@ -68,7 +68,7 @@ def _read_head(data: bytes) -> tuple[int, Sequence[int], Sequence[int], bool]:
     message = _follow_offset(head, 0)
     kind = _find_field(head, message, 1)
     if kind is None or head[kind] != RECORD_BATCH:
-        raise ValueError("it is another message")
+        raise ValueError("it is not a record batch")
     batch = _follow_offset(head, _require_place(_find_field(head, message, 2)))
     (rows,) = struct.unpack_from("<q", head, field) if (field := _find_field(head, batch, 0)) is not None else (0,)
     lengths = _read_pairs(head, _require_place(_find_field(head, batch, 1)))[::2]
@@ -77,7 +77,7 @@ def _read_head(data: bytes) -> tuple[int, Sequence[int], Sequence[int], bool]:
 
 
 def _read_pairs(head: bytes, place: int) -> Sequence[int]:
-    """Return the numbers of a vector of pairs of int64, one after the other."""
+    """Return the numbers of a flatbuffer vector of int64 pairs, one after the other."""
     vector = _follow_offset(head, place)
     (count,) = struct.unpack_from("<I", head, vector)
     if count * 16 > len(head):
@@ -86,13 +86,13 @@ def _read_pairs(head: bytes, place: int) -> Sequence[int]:
 
 
 def _follow_offset(head: bytes, place: int) -> int:
-    """Follow the offset at a place."""
+    """Return the place to which the flatbuffer offset at a place points."""
     (offset,) = struct.unpack_from("<I", head, place)
     return int(place + offset)
 
 
 def _find_field(head: bytes, table: int, number: int) -> int | None:
-    """Return where a field of a table is; None if the table lacks it."""
+    """Return the place of a field of a flatbuffer table; None if the table lacks it."""
     (back,) = struct.unpack_from("<i", head, table)
     fields = table - back
     if not 0 <= fields <= len(head):
@@ -109,5 +109,5 @@ def _find_field(head: bytes, table: int, number: int) -> int | None:
 def _require_place(place: int | None) -> int:
     """Return the place of a field. Raises ValueError if the head lacks it."""
     if place is None:
-        raise ValueError("its head lacks something")
+        raise ValueError("its head lacks a field")
     return place

@@ -27,8 +27,8 @@ If one of these records has been truncated, the client's state is old. The clien
 checkpoint, and ignores its record if the slot has been truncated.
 
 If one is missing otherwise, the client stops. Its own record stays beyond the end of the log, because deleting it could
-harm another client; `fsck` sets it aside. A restore that removes the preceding record after that look ran while the
-client committed.
+harm another client; `fsck` sets it aside. A restore that removes the preceding record only after that look ran at the
+same time as the commit, and is not detected.
 """
 
 from collections.abc import Callable
@@ -46,10 +46,12 @@ from persist.engine.follow.log_identity import determine_fate
 
 
 class StoreProof:
-    """The result of checking one client's store; for one thread at a time. Cost: one PUT for each client.
+    """Checks once whether the store refuses to create an existing record. Cost: one PUT for each client.
+
+    For one thread at a time.
 
     Attributes:
-        is_given: the store has passed.
+        is_given: whether the store has passed.
         early: the record that was offered when the location was opened, and its pending answer.
     """
 
@@ -67,11 +69,11 @@ class StoreProof:
             raise StoreMisconfigured(self._refusal)
 
     def begin(self, record: Record, threads: Executor) -> None:
-        """Offer a record that was just read, once, in another thread; `find_early_offer` returns the result."""
+        """Begin to create an existing record again, as a check; `find_early_offer` returns the result."""
         self.early = record, threads.submit(self._blob.create, make_record_key(record.seqno), encode_record(record))
 
     def find_early_offer(self) -> Record | None:
-        """Return the record of `begin` if the store accepted it; None if the store refused it or did not answer."""
+        """Return the record that `begin` offered, if the store wrongly accepted it; None otherwise."""
         early, self.early = self.early, None
         if early is None:
             return None
@@ -83,7 +85,7 @@ class StoreProof:
         return None if self.is_given else record
 
     def offer(self, record: Record) -> bool:
-        """Offer an existing record; return False if the store accepted it, so that it overwrites.
+        """Create an existing record again; return False if the store wrongly accepts that.
 
         Raises:
             Unavailable: the store gave no answer in time, or is full. Nothing was changed.
@@ -106,7 +108,7 @@ class StoreProof:
                     ) from error
 
     def offer_own(self, record: Record) -> None:
-        """Offer the record that this client has just created in an empty location.
+        """Check the store with the record that this client has just created in an empty location.
 
         Raises:
             StoreMisconfigured: the store overwrites, or forbids writes. The client stays refused.
@@ -142,7 +144,7 @@ VALID_S = 1.0
 
 
 class LookBack:
-    """Looks for earlier records; for one thread at a time. `pool`: for concurrent requests to a remote store."""
+    """Looks for the records before a new one; for one thread at a time. `pool`: for requests to a remote store."""
 
     def __init__(self, blob: Blob, follower: Follower, clock: Clock, pool: Executor) -> None:
         self._blob = blob
@@ -151,7 +153,7 @@ class LookBack:
         self._pool = pool if is_remote(blob) else None
 
     def begin(self, before: State) -> Callable[[Record | None], bool]:
-        """Begin to look for the predecessors of a record after a state; return a function that ends the look.
+        """Begin to look for a new record's predecessors; return a function that ends the look.
 
         The function takes the record that this client created, or None if another record came first, and returns the
         result of `look`. It raises LogReplaced if a record is missing, and Indeterminate if the store did not answer.
@@ -184,8 +186,8 @@ class LookBack:
         """Look for the newest record of a state, and the others that `begin` looks for.
 
         Returns:
-            Whether all of them exist. Otherwise the log was truncated beyond some of them: the state is old, and the
-            slot after it may be truncated.
+            Whether all of them exist. If not, the log was truncated beyond some of them: the state is old, and the slot
+            after it may be truncated.
 
         Raises:
             LogReplaced: one of them is missing.

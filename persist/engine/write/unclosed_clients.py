@@ -71,6 +71,8 @@ def forget() -> None:
 
 
 class _Registry:
+    """The open clients of this process, and the ledgers of unread errors."""
+
     def __init__(self) -> None:
         self._lock = threading.RLock()  # Finalizers may run inside of it.
         self._pid = -1
@@ -148,6 +150,7 @@ def _finish_dropped(unclosed: Unclosed) -> None:
 
 
 def _warn(url: str, pending: str) -> None:
+    """Warn that a client was freed before `close`; `pending` describes its operations."""
     warnings.warn(
         f"a client of {url} was not closed; {pending}. Close it, or use it in a with statement.",
         ResourceWarning,
@@ -208,11 +211,13 @@ def _report_errors(url: str, errors: Sequence[BaseException | None]) -> None:
 
 
 def _print(line: str) -> None:
+    """Print a line on standard error, if there is one."""
     with suppress(Exception):  # There may be no standard error, or no more.
         print(line, file=sys.stderr, flush=True)
 
 
 def _fail_the_process() -> None:
+    """Make the exit status of this process differ from 0."""
     if sys.stderr is not None and not isinstance(sys.stderr, _Unflushable):
         sys.stderr = _Unflushable(sys.stderr)
 

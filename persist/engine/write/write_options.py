@@ -81,7 +81,7 @@ def choose_mode(mode: WriteMode | None, *, has_key: bool, has_diffs: bool) -> Wr
     if mode is None or mode == "error":
         return "upsert" if has_key and not has_diffs else "append"
     if has_diffs and mode != "append":
-        raise InvalidUsage(f'mode="{mode}" takes rows as they are to be, and these have diffs: use mode="append"')
+        raise InvalidUsage(f'mode="{mode}" takes rows without diffs, and these have diffs: use mode="append"')
     return mode
 
 
@@ -123,7 +123,7 @@ def compute_delete_digest(keys: int, time: int | None, where: str | None = None)
 def add_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:
     """Return steps, and the steps that store the token in each collection, if there is a token.
 
-    Each collection stores the digest of all requests to it, unless one of them has no digest.
+    Each collection stores the digest of all requests to it; none if one of them has no digest.
     """
     other_steps: list[Step] = [step for step in steps if not isinstance(step, Asked)]
     if token is None:

@@ -1,8 +1,8 @@
 """Turns updates in any form into the step of a commit that adds them.
 
-Small writes wait to be encoded together with others. A pool uploads larger ones at once. A stream is read in
-the caller's thread: each piece is sorted and uploaded while the next one is read. So a stream may be larger than
-memory, and its parts are committed together.
+Small writes wait to be encoded together with others. A pool uploads larger ones at once. A stream is read in the
+caller's thread: each piece is sorted and uploaded while the next one is read. So a stream may be larger than memory,
+and its parts are committed together.
 
 A caller may reuse its buffers when the call returns. Arrow cannot distinguish its own memory from a NumPy array's, so
 updates that are encoded later are copied before. Only a table too large to sort at once is not copied: the call waits
@@ -50,8 +50,8 @@ class WriteSteps:
     ) -> Write | None:
         """Return the step that adds updates in any form of `to_updates`; start the upload of large ones.
 
-        With a stamp, the updates are plain rows, which get the time of the commit if the stamp has none; with columns
-        in by, their digest is also returned. Return None without updates. Raises the errors of `to_updates` and of a
+        With a stamp, the updates are plain rows, which get the time of the commit if the stamp has none. With columns
+        in `by`, the step has their digest. Return None without updates. Raises the errors of `to_updates` and of a
         stream; then no upload remains.
         """
         at_commit = stamp is not None and stamp.time is None
@@ -105,13 +105,14 @@ class WriteSteps:
         return _list_stored_parts(write), write.digest or 0
 
     def _get_timeline(self, schema: CollectionSchema) -> Timeline | None:
+        """Return the timeline of a schema with this client's clock; None without one."""
         timeline = read_timeline(schema)
         return None if timeline is None else replace(timeline, wall_ms=self._clock.wall_ms)
 
     def of_events(self, collection: str, events: EventTable) -> Write:
         """Return the step that adds one or more events; start the upload of many.
 
-        Their buffers must not be shared with the caller.
+        The events must not share buffers with the caller.
         """
         times = events.table["_time"].to_numpy()
         planned = PlannedPend(collection, int(times.min()), int(times.max()), events.watermarks, events.schema.version)
@@ -175,6 +176,7 @@ class WriteSteps:
         return Write(collection, schema, time_min, 0, self._join_uploads(uploads), digest=digest if by else None)
 
     def _start_upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Upload:
+        """Encode and upload a table in the pool."""
         return self._pool.submit(self._parts.upload, collection, schema, table)
 
     def _join_uploads(self, uploads: Sequence[Upload]) -> Upload:
@@ -210,6 +212,7 @@ def gather_pieces(tables: Iterable[pa.Table], bytes_max: int) -> Iterator[pa.Tab
 
 
 def _list_stored_parts(write: Write) -> tuple[Part, ...]:
+    """Return the parts of a write whose upload has ended."""
     assert isinstance(write.data, Future), "what is not held is uploaded"
     return write.data.result()
 

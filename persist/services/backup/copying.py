@@ -7,8 +7,8 @@ lock and no lease, and needs only the right to read the source:
 2. The missing objects are copied in this order: all blobs that the state at N names, then the lists, state and
    directory objects that C and the records name, then the records from the floor of the log to N, and last C itself. If
    the target has records, new ones follow in order; otherwise they are copied in reverse.
-3. If an object is missing by then, a collector has deleted it, and a later state does not name it. Then the copy begins
-   again with the newest state, and copies only what the target lacks.
+3. If an object is missing by then, a garbage collector has deleted it, and a later state does not name it. Then the
+   copy begins again with the newest state, and copies only what the target lacks.
 
 Invariants of the target:
 
@@ -146,7 +146,7 @@ def backup(
     Raises:
         InvalidUsage: there is nothing to copy; or the target is not a backup of this location, has been written to, or
             is older than a restore of the location.
-        Conflict: another backup to the target, or a collection of garbage there, has begun meanwhile.
+        Conflict: another backup to the target, or a garbage collection there, has begun meanwhile.
         Unavailable: a store did not answer; what was copied stays.
         CorruptBlob: the log or objects that checkpoints name are damaged, so the state cannot be determined.
     """
@@ -191,6 +191,7 @@ def _run(
     forgets: bool,
     is_whole: bool = False,
 ) -> Copied:
+    """Copy a location for `backup` or `copy`. `forgets` deletes unneeded blobs of the target."""
     settings, clock = settings or Settings(), clock or SystemClock()
     with ExitStack() as ends:
         # Around the caches, which may hold what a store has lost.
@@ -207,6 +208,8 @@ def _run(
 
 
 class _Copier:
+    """Copies one location to one target."""
+
     def __init__(self, source: Blob, target: Blob, pool: Pool, clock: Clock, done: Done, *, is_whole: bool) -> None:
         self._is_whole = is_whole  # Whether damage is an error.
         self._source = source
@@ -258,7 +261,7 @@ class _Copier:
                 raise
 
     def _delete_reader_records(self, state: State) -> State:
-        """Delete records that the target's readers appended; return its state. `state`: of the source."""
+        """Delete records of the target's readers from its log; return its state. `state`: of the source."""
         target_state = self._load_target_state()
         last = target_state.seqno
         while last >= 0 and target_state.location == state.location and self._is_reader_record(last, state):
@@ -280,7 +283,7 @@ class _Copier:
         return self._load_checkpointed_state()
 
     def _is_reader_record(self, seqno: int, state: State) -> bool:
-        """Return whether a target's record has only its own readers' leases."""
+        """Return whether a record of the target only has leases and holds of the target's readers."""
         ours, target_record = (self._record(blob, seqno) for blob in (self._source, self._target))
         if target_record is None or ours == target_record or (ours is None and seqno <= state.seqno):
             return False
@@ -294,7 +297,7 @@ class _Copier:
         url, source_url = self._target.url.rstrip("/"), self._source.url.rstrip("/")
         if url.startswith(f"{source_url}/") or source_url.startswith(f"{url}/"):
             raise InvalidUsage(
-                f"{url} and {source_url} lie one in the other, and a copy lies beside: give another target"
+                f"{url} and {source_url} lie one inside of the other: give a target outside of the location"
             )
         foreign = next((entry.key for entry in self._target.list("") if not entry.key.startswith(OURS)), None)
         if foreign is not None:
@@ -329,13 +332,14 @@ class _Copier:
         if before.location != state.location:
             raise InvalidUsage(f"{what} holds another location. {advice}")
         if before.seqno > state.seqno:
-            raise InvalidUsage(f"{what} has records that are not there: somebody wrote to it. {advice}")
+            raise InvalidUsage(f"{what} has records that the location lacks: another client wrote to it. {advice}")
         ours, target_record = (self._record(blob, before.seqno) for blob in (self._source, self._target))
         if ours is not None and ours != target_record:
-            raise InvalidUsage(f"{what} has another record {before.seqno}: somebody wrote to one of them. {advice}")
+            raise InvalidUsage(f"{what} has another record {before.seqno}: another client wrote to one. {advice}")
 
     @staticmethod
     def _record(blob: Blob, seqno: int) -> bytes | None:
+        """Return the bytes of a log record; None if it is missing."""
         return blob.get(make_record_key(seqno))
 
     def _copy_once(self, state: State, last: int) -> StoredCheckpoint | None:
@@ -397,12 +401,12 @@ class _Copier:
         """Raise Conflict if another backup changes the target."""
         if self._target.get(CLOCK_KEY) != self._mark:
             raise Conflict(
-                f"another backup to {self._target.url}, or a collection of garbage there, has begun meanwhile. Only "
+                f"another backup to {self._target.url}, or a garbage collection there, has begun meanwhile. Only "
                 "one at a time may go on: wait for it, and back up again"
             )
 
     def _record_damage(self) -> None:
-        """Record in the target which collections lack parts.
+        """Store in the target which collections lack damaged parts.
 
         This is stored before any state object, which would claim that they are complete.
         """
@@ -426,6 +430,7 @@ class _Copier:
             self._left_out.add(id_)
 
     def _list_present(self, prefix: str) -> dict[str, int]:
+        """Return the sizes of the target's blobs below a prefix, by key."""
         return {entry.key: entry.bytes for entry in self._target.list(prefix)}
 
     def _copy_blobs(self, wanted: Iterable[tuple[str, Check]]) -> None:
@@ -446,6 +451,7 @@ class _Copier:
         self._count(self._copy_blob(key, check))
 
     def _count(self, bytes_: int | None) -> None:
+        """Count a stored blob; None if it was not stored."""
         if bytes_ is not None:
             self._blobs += 1
             self._bytes += bytes_
@@ -494,6 +500,7 @@ class _Copier:
         return deleted + sum(self._delete_extra(keys) for keys in (older, records, objects))
 
     def _delete_extra(self, keys: Sequence[str]) -> int:
+        """Delete blobs from the target; return their number. Raises Conflict if another backup changes it."""
         if keys:
             self._check_alone()
         return delete_all(self._target, keys)
@@ -509,6 +516,7 @@ def _concerns_reader(mutation: Mutation) -> bool:
 
 
 def _load_contents(blob: Blob, state: State, entry: CollectionEntry) -> CollectionState | None:
+    """Return the state of a collection, from the entry of the directory."""
     assert state.location is not None
     return load_contents(blob, state.location, entry).contents
 
@@ -537,6 +545,7 @@ def _make_checks(contents: CollectionState) -> dict[str, Check]:
 
 
 def _check_part(key: str, checksum: str, data: bytes) -> None:
+    """Raise CorruptBlob unless the bytes of a part have its checksum."""
     if compute_checksum(data) != checksum:
         raise CorruptBlob(key, f"its checksum is not {checksum}")
 

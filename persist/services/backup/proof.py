@@ -70,7 +70,7 @@ def verify(
             the copy. If that time cannot be read in the other location any more, this is not a difference.
         storage_options, against_options: of the two stores.
 
-    Cost: everything is read twice, and what is compared is read once in the other location.
+    Cost: everything in the location is read twice, and the compared contents of the other location once.
 
     Raises:
         InvalidUsage: the location does not exist.
@@ -100,6 +100,7 @@ def verify(
 
 
 def _compute_digest(handle: CollectionHandle, time: int, version: int) -> str:
+    """Return the digest of a collection's contents at a time, with a schema version."""
     with snapshot(handle, time, schema=version) as contents:
         return contents.digest()
 

@@ -150,9 +150,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
     check_reason(reason)
     contents = handle.contents()
     if contents.view is not None:
-        raise InvalidUsage(
-            f"{handle.name!r} is a view: it holds what its query gives of its inputs. Erase from these, and it follows"
-        )
+        raise InvalidUsage(f"{handle.name!r} is a view: erase from its inputs, and it is computed anew")
     writer.committer.check_may_wait()
     engine.settle()
     records = select_records(handle, keys, where)
@@ -409,18 +407,19 @@ class _ErasureAttempts:
         return self._erasers[self._handle.id].selected_keys
 
     def lost(self, error: BaseException) -> None:
-        """Note that the record was not committed, because of this error."""
+        """Delete the new parts if the record failed because they are too old."""
         if isinstance(error, UploadExpired):  # The uploaded parts may be deleted by now.
             for eraser in self._erasers.values():
                 eraser.discard()
 
     def note_commit(self) -> Mapping[str, kinds.Erase]:
-        """Note the commit; return the erasures by collection id."""
+        """Keep the parts that the record names; return the erasures by collection id."""
         for id_, eraser in self._erasers.items():
             eraser.note_commit(self._erased.get(id_))
         return self._erased
 
     def _discard(self) -> None:
+        """Delete the new parts that no record names."""
         for eraser in self._erasers.values():
             eraser.discard()
 

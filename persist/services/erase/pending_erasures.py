@@ -139,6 +139,7 @@ def complete_erasure(engine: Engine, contents: CollectionState) -> None:
 
 
 def _decode_owed(contents: CollectionState) -> PendingErasures:
+    """Return the pending work that a hidden collection stores."""
     return msgspec.json.decode(contents.about.properties["owed"], type=PendingErasures)
 
 

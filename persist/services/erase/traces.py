@@ -206,7 +206,7 @@ class _Search:
         return Traces(self._handle.get_known_state().name, objects, size, tuple(found_traces), self._make_facts())
 
     def _make_facts(self) -> dict[str, Any]:
-        """Return what a report states of the location, collection and erasures."""
+        """Return the data of a report about the location, the collection and its erasures."""
         state = self._handle.get_known_state()
         return {
             "location": self._blob.url,
@@ -332,6 +332,7 @@ class _Search:
 
 
 def _to_datetime(seconds: float) -> datetime:
+    """Return a moment in UTC, rounded up to the next second."""
     return datetime.fromtimestamp(int(seconds) + 1, UTC)
 
 
@@ -362,10 +363,13 @@ def _unpack_avro(data: bytes) -> bytes:
 
 
 def _escape_value(text: str) -> bytes:
+    """Return a text as JSON contains it, without its quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1].encode()
 
 
 class _Erasures(msgspec.Struct, frozen=True):
+    """The list of erasures in the state of a collection."""
+
     erasures: tuple[Erasure, ...] = ()
 
 

@@ -133,9 +133,11 @@ class CheckpointRepair:
         yield from objects
 
     def _report(self, key: str, is_there: bool) -> Repair:
+        """Return the step that stores an object from the replayed state."""
         return Repair("replace" if is_there else "create", key, f"what the log says up to seqno {self._state.seqno}")
 
     def _delete_checkpoints(self, key: str) -> Repair:
+        """Return the step that deletes a checkpoint."""
         return Repair("delete", key, "it cannot be used, and a newer or equal one can")
 
 
@@ -212,7 +214,7 @@ class MoveToLost:
         self._blob.create(LOST + key, data)
         if self._blob.get(LOST + key) != data:
             raise CorruptBlob(
-                LOST + key, f"it is not what {key} holds, which was to be copied there: move it elsewhere"
+                LOST + key, f"it is not what {key} holds, which a repair has to copy there: move it elsewhere"
             )
         return True
 
@@ -250,8 +252,10 @@ def _list_record_names(blob: Blob, seqno: int) -> Iterator[str]:
 
 
 def _report_copied(key: str) -> Repair:
+    """Return the step that copies a blob to lost/."""
     return Repair("copy", key, f"to {LOST}{key}: only what lies beyond the end of the log names it")
 
 
 def _report_moved(key: str) -> Repair:
+    """Return the step that moves a record or checkpoint to lost/."""
     return Repair("move", key, f"to {LOST}{key}: it lies beyond the end of the log")

@@ -379,6 +379,7 @@ class _Examination:
                 yield self._make_leak(blob, "foreign", "this library did not write it: see whose it is")
 
     def _make_leak(self, entry: BlobEntry, kind: UnreferencedKind, advice: str) -> Unreferenced:
+        """Return the report of an unreferenced blob, with its age."""
         return Unreferenced(entry.key, kind, entry.bytes, self._now_s - entry.modified_s, advice)
 
     def _load_ages(self) -> Ages:
@@ -439,6 +440,7 @@ def _list_pending_erasures(state: State | None) -> Iterator[str]:
 
 
 def _report_declaration(seqno: int, what: str) -> Repair:
+    """Return the step that commits a record before a deletion."""
     return Repair("commit", make_record_key(seqno), f"to declare {what}; as after any commit, a checkpoint may follow")
 
 

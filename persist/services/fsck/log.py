@@ -42,7 +42,7 @@ from persist.services.fsck.report import Findings
 
 @dataclass(frozen=True, slots=True)
 class LoosePart:
-    """A part that only a record or an old checkpoint names. `is_events` tells whether it has events."""
+    """A part that only a record or an old checkpoint names. `is_events`: whether its rows are events."""
 
     collection: str
     part: Part
@@ -214,7 +214,7 @@ class LogExamination:
                     ]
 
     def _note_mutations(self, mutations: Iterable[Mutation]) -> None:
-        """Note what later checks need: part lists, creations and schemas."""
+        """Note the part lists, creations and schemas in mutations, for later checks."""
         for mutation in mutations:
             if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
                 self.named.add(mutation.parts_in.blob)
@@ -313,7 +313,7 @@ class LogExamination:
                 if base is None:
                     return None
             pending = tuple(load_part_list(self._blob, checkpointed.location, mutation) for mutation in entry.pending)
-            contents = msgspec.structs.replace(entry, pending=pending).attach_contents(base).contents
+            return msgspec.structs.replace(entry, pending=pending).attach_contents(base).contents
         except Corruption as error:
             if not isinstance(error, MissingBlob) or self._blob.get(key) is not None:
                 self._findings.add_corruption(error, collection=entry.name)
@@ -323,10 +323,6 @@ class LogExamination:
                 "rule", key, f"what it says of this collection breaks a rule: {error}", collection=entry.name
             )
             return None
-        if contents is None or (contents.id, contents.name) != (entry.id, entry.name):
-            self._findings.add("rule", key, "what it says of this collection is about another", collection=entry.name)
-            return None
-        return contents
 
     def _load_base(self, location: str, entry: CollectionEntry) -> CollectionState | None:
         """Return the stored base of an entry, or add a problem."""
@@ -400,5 +396,6 @@ def _examine_state(state: State, findings: Findings) -> None:
 
 
 def _list_differences(one: msgspec.Struct, other: msgspec.Struct) -> str:
+    """Return the names of the members that differ, separated by commas."""
     names = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)]
     return ", ".join(names)

@@ -106,6 +106,7 @@ class PartExamination:
                 self._findings.add("damaged", key, what, collection=contents.name)
 
     def _has(self, key: str) -> bool:
+        """Return whether a blob exists."""
         return self._blob.get(key, (0, 0)) is not None if self._sizes is None else key in self._sizes
 
     def examine_alone(self, loose: LoosePart, contents: CollectionState) -> None:
@@ -120,6 +121,7 @@ class PartExamination:
         self._examine_loose(loose, owner, created.keyed)
 
     def _examine_loose(self, loose: LoosePart, owner: "_Owner | None", form: KeyedForm | None) -> None:
+        """Examine a part outside of a state, as updates or as events."""
         if owner is not None and loose.is_events and form is not None:
             owner = _make_event_owner(owner, form)
         if owner is not None:
@@ -232,6 +234,7 @@ def _find_owner(state: State | None, checksum: str) -> str | None:
 
 
 def _format_name(part: Part) -> str:
+    """Return the key of a part, or the checksum of an inline part."""
     return part.blob or f"inline part {part.checksum}"
 
 

@@ -189,6 +189,7 @@ class FsckReport(Shown):
 
 
 def _format_problems(title: str, problems: Sequence[Problem]) -> list[str]:
+    """Return problems as the lines of a table."""
     rows = [(p.kind, p.blob, p.collection or "", p.what, p.advice) for p in problems]
     return _format_section(title, ("kind", "blob", "collection", "what is wrong", "what to do"), rows)
 
@@ -202,6 +203,7 @@ def _format_section(
 
 
 def _format_age(age_s: float) -> str:
+    """Return an age in days, hours, minutes or seconds."""
     for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
         if age_s >= seconds:
             return f"{age_s / seconds:.1f} {unit}"
@@ -233,6 +235,7 @@ class Findings:
         return tuple(self._problems.values())
 
     def add(self, kind: ProblemKind, blob: str, what: str, *, collection: str | None = None) -> None:
+        """Add a problem, with the advice of its kind."""
         problem = Problem(kind, blob, what, ADVICE[kind], collection)
         self._problems.setdefault((kind, blob, what), problem)
 
@@ -251,6 +254,7 @@ class Findings:
         self.add(kind, error.key, error.reason, collection=collection)
 
     def count(self, kind: str, size: int) -> None:
+        """Count an examined object of some kind, and its bytes."""
         checked = self.checked.get(kind, Checked())
         self.checked[kind] = Checked(checked.blobs + 1, checked.bytes + size)
 

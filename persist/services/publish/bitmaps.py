@@ -55,5 +55,5 @@ def unframe_vector(data: bytes, name: str) -> bytes:
     size = int.from_bytes(data[:4], "big")
     vector = data[4 : 4 + size]
     if len(data) < size + 8 or zlib.crc32(vector) != int.from_bytes(data[4 + size : 8 + size], "big"):
-        raise CorruptBlob(name, "the checksum of a deletion vector in it is another one")
+        raise CorruptBlob(name, "the checksum of a deletion vector in it is wrong")
     return vector

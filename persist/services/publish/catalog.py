@@ -67,7 +67,7 @@ class NotListed(LookupError):
 
 
 class CatalogReader(Protocol):
-    """The part of a client that a catalog needs."""
+    """The methods of a client that a catalog needs."""
 
     engine: Engine
 
@@ -89,7 +89,7 @@ class LoadedTable:
 
 @dataclass
 class _TableCache:
-    """A catalog's memory of one table: its last publication and metadata."""
+    """The last publication and the metadata of one table, cached by a catalog."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     published_s: float = float("-inf")
@@ -319,6 +319,7 @@ class IcebergCatalog:
         return LoadedTable(table.url(contents, known) if requested is None else None, metadata, _compute_tag(metadata))
 
     def _check(self, handle: CollectionHandle) -> None:
+        """Raise InvalidUsage if a collection cannot be published as an Iceberg table."""
         contents = handle.get_known_state()
         IcebergTable(handle, {}).check(handle.load_schema(contents, None), self._get_version_option(contents))
 
@@ -329,6 +330,7 @@ class IcebergCatalog:
         return {FORMAT_VERSION: str(version)} if version > 2 else {}
 
     def _has(self, space: Namespace, table: str) -> bool:
+        """Return whether the location has a table of that name."""
         return (space, table) in {*self._list_identifiers()}
 
     def _split_table(self, space: Namespace, table: str) -> tuple[str, str | int | None]:
@@ -346,6 +348,7 @@ class IcebergCatalog:
         raise NotListed(f"there is no table {'.'.join((*space, table))[:200]!r}")
 
     def _list_identifiers(self) -> Iterator[tuple[Namespace, str]]:
+        """Yield the namespace and table name of each collection."""
         return map(to_identifier, self._client.collections())
 
 
@@ -394,6 +397,7 @@ def _make_empty_table(handle: CollectionHandle, contents: CollectionState, versi
 
 
 def _compute_tag(metadata: Mapping[str, Any]) -> str:
+    """Return an ETag: a hash of the metadata of a table."""
     return hashlib.blake2b(json.dumps(metadata).encode(), digest_size=12).hexdigest()
 
 

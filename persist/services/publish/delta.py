@@ -314,6 +314,7 @@ def _make_header_actions(contents: CollectionState, publication: Publication, no
 
 
 def _make_field(name: str, written: Any) -> dict[str, Any]:
+    """Return a nullable column in the schema of a Delta table."""
     return {"name": name, "type": written, "nullable": True, "metadata": {}}
 
 
@@ -333,7 +334,7 @@ def _make_remove_action(contents: CollectionState, number: int, file: PublishedF
 
 
 def _make_file_action(contents: CollectionState, part: Part, file: PublishedFile) -> dict[str, Any]:
-    """Return what the actions that add and remove a part share."""
+    """Return the common members of the actions that add and remove a part."""
     path = part.blob.removeprefix(get_table_root(contents.id))
     action = {"path": path, "partitionValues": {}, "size": part.bytes, "dataChange": True}
     return action if file.deletes is None else {**action, "deletionVector": _make_vector_descriptor(file.deletes)}

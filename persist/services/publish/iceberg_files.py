@@ -77,10 +77,12 @@ def to_iceberg_type(kind: pa.DataType, version: int = 3) -> Any:
 
 
 def _get_field_id(field: pa.Field) -> int:
+    """Return the id of a column or inner field, -1 without one."""
     return int((field.metadata or {}).get(FIELD_ID, -1))
 
 
 def _make_field(id_: int, name: str, written: Any) -> dict[str, Any]:
+    """Return an optional field in the schema of an Iceberg table."""
     return {"id": id_, "name": name, "required": False, "type": written}
 
 
@@ -219,6 +221,8 @@ def make_name_mapping(schema: CollectionSchema) -> list[dict[str, Any]]:
 
 
 def iterate_fields(schema: CollectionSchema) -> Iterator[tuple[int, pa.DataType]]:
+    """Yield the id and type of each column and inner field."""
+
     def below(fields: Iterable[pa.Field]) -> Iterator[tuple[int, pa.DataType]]:
         for field in fields:
             yield _get_field_id(field), field.type
@@ -281,6 +285,7 @@ class Manifests:
         return (key, *keys)
 
     def _key(self) -> str:
+        """Return a new key for a manifest or a manifest list."""
         return make_manifest_key(self._handle.id, self._handle.engine.follower.find_next_seqno())
 
     def _make_manifest_entry(self, file: PublishedFile, described: Any) -> Any:
@@ -444,6 +449,8 @@ class _Output:
 
 
 class _Stream(io.BytesIO):
+    """A stream for pyiceberg; at `close`, the `_Output` gets its bytes."""
+
     def __init__(self, output: _Output) -> None:
         super().__init__()
         self._output = output

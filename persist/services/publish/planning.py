@@ -317,6 +317,7 @@ class Planner:
 
 
 def _get_numbers_by_blob(contents: CollectionState) -> dict[str, int]:
+    """Return the numbers of all parts of a collection, by blob key."""
     return {part.blob: number for number, part in contents.numbered.items()}
 
 

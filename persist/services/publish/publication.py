@@ -93,7 +93,7 @@ class Published(Shown):
 
 
 class TableFormat(Protocol):
-    """The operations in which table formats differ."""
+    """The operations that each table format (Delta, Iceberg) implements."""
 
     name: str  # Of the table: that of the format, or of a pinned time.
 
@@ -445,6 +445,7 @@ def _make_published(
 
 
 def _compute_digest(handle: CollectionHandle, time: int) -> str:
+    """Return the digest of a collection as of a time."""
     from persist.engine.collection.reads import snapshot
 
     with snapshot(handle, time) as contents:
@@ -502,7 +503,7 @@ def parse_schedule(every: str | None) -> dict[str, str]:
     if every is None:
         return {}
     if every not in ("seal", "keyframe") and (not isinstance(every, str) or _SPAN.fullmatch(every) is None):
-        raise InvalidUsage(f'every={every!r} is nothing to follow: give "seal", "keyframe", or a span as "10 minutes"')
+        raise InvalidUsage(f'every={every!r} is not a schedule: give "seal", "keyframe", or a span as "10 minutes"')
     return {"every": every}
 
 

@@ -35,7 +35,7 @@ ROOM_BYTES = 2 * REQUEST_BYTES_MAX  # The limit for all requests that are being 
 
 
 class Room:
-    """Memory for what is being received and answered: so many bytes of all calls together.
+    """Limits the memory of requests: the bytes of all calls that are received and answered.
 
     `left`: how many bytes are free.
     """
@@ -46,7 +46,7 @@ class Room:
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[None]:
-        """Keep room for so many bytes. Raises Unavailable: there is none now."""
+        """Reserve bytes of the limit for a block. Raises Unavailable if too few are free."""
         with self._lock:
             if count > self.left:
                 raise Unavailable(f"requests of {self._bytes_max - self.left:,} bytes are under way: try again later")
@@ -59,7 +59,7 @@ class Room:
 
 
 class CommitsForOthers:
-    """Answers requests, in any number of threads."""
+    """Commits the operations of clients' requests, and returns answers; for many threads."""
 
     def __init__(self, committer: Committer, follower: Follower) -> None:
         self._committer = committer
@@ -74,7 +74,7 @@ class CommitsForOthers:
         return dict(self._counts)
 
     def location(self) -> str | None:
-        """Return which location is committed to, None if there is none yet."""
+        """Return the id of the location; None if it has no record yet."""
         # The client may have created the location just now.
         return self._follower.state.location or self._follower.refresh().location
 
@@ -83,7 +83,9 @@ class CommitsForOthers:
         request = decode_request(data)
         location = self.location()
         if request.location != location:
-            raise ValueError(f"this server commits to the location {location}, and {request.location} was asked for")
+            raise ValueError(
+                f"this server commits to the location {location}, and the request is for {request.location}"
+            )
         self._check_new(request)
         futures = [self._queue(request, asking) for asking in request.operations]
         with self._lock:
@@ -92,17 +94,17 @@ class CommitsForOthers:
         return encode_answers([_make_answer(future) for future in futures])
 
     def _check_new(self, request: Request) -> None:
-        """Raise ValueError if a request is an old one, played again."""
+        """Raise ValueError if the operations of a request were requested before."""
         with self._lock:
             newest = self._newest.pop(request.submitter, 0)
             self._newest[request.submitter] = max(newest, request.operations[-1].number)
             if len(self._newest) > SUBMITTERS_MAX:
                 self._newest.popitem(last=False)
         if request.operations[0].number <= newest:
-            raise ValueError("its operations were asked for before")
+            raise ValueError("its operations were requested before")
 
     def _queue(self, request: Request, asking: Asking) -> CommitFuture | None:
-        """Queue an operation; return its future, or None if it stays in doubt, so that the client reads the log."""
+        """Queue an operation; return its future, or None if the client must look for it in the log."""
         id_ = Submission(request.submitter, asking.number, request.after, is_own=False)
         try:
             return self._committer.submit(self._make_steps(asking), dict(asking.names), id_)
@@ -110,6 +112,7 @@ class CommitsForOthers:
             return None
 
     def _make_steps(self, asking: Asking) -> list[Step]:
+        """Return the decoded steps of an operation; read the log for newer collections."""
         try:
             return decode_steps(asking, self._follower.load)
         except ValueError:

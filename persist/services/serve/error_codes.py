@@ -1,4 +1,4 @@
-"""Errors as all doors of a server send them: with a status of gRPC, a SQLSTATE and a status of HTTP.
+"""Errors as a server sends them by each protocol: a status of gRPC, a SQLSTATE or a status of HTTP.
 
 No text that is sent has the URL of the location. An error that is no fault of the caller goes to the log, and its
 client gets the name of its class.

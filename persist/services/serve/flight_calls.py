@@ -109,7 +109,7 @@ class FlightCalls:
             end_call(context)
 
     def shutdown(self, grace_s: float) -> bool:
-        """End, and give calls so much time; return whether all have ended by then."""
+        """Stop serving; wait `grace_s` for running calls, and return whether all have ended."""
         self._server.stop(grace_s).wait()
         return self._threads.close(1.0)
 
@@ -151,7 +151,7 @@ class FlightCalls:
 
 
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Lets a function choose who answers a call, by its headers."""
+    """gRPC's handler of all calls: a function chooses the method that answers, by the headers."""
 
     def __init__(self, choose: Callable[[Any], Any]) -> None:
         self._choose = choose
@@ -161,13 +161,13 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 class _Threads:
-    """Threads for gRPC that no process waits for when it ends."""
+    """A pool of threads for gRPC, for which the process does not wait at its end."""
 
     def __init__(self, threads_max: int) -> None:
         self._crew = DaemonThreads(threads_max, "persist-server-call")
 
     def submit(self, call: Callable[..., object], *arguments: object) -> "Future[object]":
-        """Do what an executor does."""
+        """Run a call in a thread; return its future."""
         future: Future[object] = Future()
 
         def job() -> Callable[[], object]:
@@ -188,7 +188,7 @@ class _Threads:
 
 
 def end_call(context: "grpc.ServicerContext") -> None:
-    """End a call at once, even if it is blocked because its client takes nothing; the client finds it unavailable.
+    """End a call at once, even if it waits for a client that does not read. The client gets UNAVAILABLE.
 
     `context.cancel()` would end it as cancelled, and pyarrow takes that for a signal: its client would raise
     KeyboardInterrupt. Only a private name of gRPC can end it otherwise.
@@ -218,6 +218,7 @@ def encode_batch(batch: pa.RecordBatch, metadata: bytes = b"") -> Iterator[bytes
 
 
 def _refuse(requests: object, context: "grpc.ServicerContext") -> Iterator[bytes]:
+    """Answer a call without a valid token by an error."""
     context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong: send 'authorization: Bearer TOKEN'")
     yield b""
 
@@ -260,6 +261,7 @@ def _list_limits() -> list[tuple[str, int]]:
 
 
 def _listen(server: "grpc.Server", address: Address, certificate: tuple[str | bytes, str | bytes] | None) -> int:
+    """Make a server listen at an address; return the port."""
     at = join_host_port(address.host, address.port)
     with _as_os_error():
         if certificate is None:
@@ -270,6 +272,7 @@ def _listen(server: "grpc.Server", address: Address, certificate: tuple[str | by
 
 @contextlib.contextmanager
 def _as_os_error() -> Iterator[None]:
+    """Make a context that raises gRPC's errors as OSError."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -290,7 +293,7 @@ class BlobCalls:
         self._turns = threading.BoundedSemaphore(GETS_MAX)
 
     def run_action(self, what: str, body: bytes) -> Iterator[bytes] | None:
-        """Do an action and yield its results; None if it is none of a store."""
+        """Run an action of the store; return its results, or None for other actions."""
         if what == "blob.get":
             return self._send_value(decode_message(body, BlobGet))
         if what == "blob.list":
@@ -304,7 +307,7 @@ class BlobCalls:
         return None
 
     def put(self, put: BlobPut, value: bytes) -> bytes:
-        """Store a value, and return the answer."""
+        """Store a value; return the encoded outcome."""
         return self._answer(lambda: BlobHead(found=self._store_value(put, value)))
 
     def _send_value(self, wanted: BlobGet) -> Iterator[bytes]:
@@ -329,6 +332,7 @@ class BlobCalls:
             self._turns.release()
 
     def _list_page(self, wanted: BlobListPage) -> BlobPage:
+        """Return a page of the keys of the store."""
         entries: Iterator[BlobEntry] = islice(self._blob.list(wanted.prefix, wanted.start_after), LIST_PAGE_ENTRIES)
         return BlobPage([(entry.key, entry.bytes, entry.modified_s) for entry in entries])
 
@@ -340,6 +344,7 @@ class BlobCalls:
         return True
 
     def _delete(self, keys: Sequence[str]) -> BlobHead:
+        """Delete blobs of the store; return the errors of keys that failed."""
         try:
             delete_all(self._blob, keys)
         except NotDeleted as error:
@@ -358,4 +363,5 @@ class BlobCalls:
             return msgspec.json.encode(failed(self._make_failure(error)))
 
     def _make_failure(self, error: PersistError) -> WrittenError:
+        """Return an error of the store as a message, without its URL."""
         return STORE_ERRORS.encode_error(error, partial(hide_location, url=self._blob.url))

@@ -1,11 +1,11 @@
 """Flight SQL: lets its clients query the collections, over the port and with the limits of a server.
 
-A query is bound by `GetFlightInfo`: its collections, the time of each, and its columns. The ticket contains all of
-that, so a ticket always returns the same rows: sealed times change by erasures alone. The bound answer is kept for
-`BOUND_S`. `DoGet` reads it if nothing was erased in between; a later or second call binds the query again. The answer
-of a prepared statement is bound when it is prepared. Its execution takes it if nothing was committed in between. A
-prepared statement is kept, with its last parameters, until it is closed or unused for `PREPARED_S`. Beyond `BOUND_MAX`
-and `PREPARED_MAX`, the oldest go.
+`GetFlightInfo` binds a query: it fixes its collections, the time of each, and its columns. The ticket contains these,
+so it always returns the same rows, because only erasures change sealed times. The bound result is kept for `BOUND_S`.
+`DoGet` reads it if nothing was erased since; a later or second call binds the query again. A prepared statement is
+bound when it is prepared, and its execution takes that result if nothing was committed since. It is kept, with its last
+parameters, until it is closed or unused for `PREPARED_S`. Beyond `BOUND_MAX` results and `PREPARED_MAX` statements, the
+oldest are dropped.
 
 It only reads: what writes is refused. A query ends when its client has gone, when it is cancelled, and at its limits.
 """
@@ -73,7 +73,7 @@ class _Store(Generic[T]):
         self._lock = threading.Lock()
 
     def put(self, key: bytes, value: T) -> None:
-        """Keep a value in place of one with the same key, and drop old ones."""
+        """Store or replace the value of a key; drop old values."""
         with self._lock:
             replaced = self._values.pop(key, None)
             self._values[key] = time.monotonic(), value
@@ -82,7 +82,7 @@ class _Store(Generic[T]):
         self.drop_old()
 
     def find(self, key: bytes) -> T | None:
-        """Return a value, which is used by this; None if it is not there."""
+        """Return the value of a key, and count this as a use; None without one."""
         with self._lock:
             if key not in self._values:
                 return None
@@ -91,12 +91,12 @@ class _Store(Generic[T]):
             return self._values[key][1]
 
     def take(self, key: bytes) -> T | None:
-        """Return a value, and forget it; None if it is not there."""
+        """Remove the value of a key and return it; None without one."""
         with self._lock:
             return self._values.pop(key, (0.0, None))[1]
 
     def drop_old(self, kept_s: float | None = None) -> None:
-        """Drop what was not used for so long, by default `kept_s`, and the oldest ones of too many."""
+        """Drop values that were unused for `kept_s`, and the oldest ones beyond the limit."""
         dropped, limit_s = [], time.monotonic() - (self._kept_s if kept_s is None else kept_s)
         with self._lock:
             while self._values:
@@ -128,7 +128,7 @@ class FlightSql:
         self._bound.drop_old(kept_s)
 
     def info(self, command: bytes) -> flight.FlightInfo:
-        """Return where the answer of a command is, and its columns."""
+        """Return a ticket for the result of a command, and its columns."""
         name, message = unpack_command(command)
         if name in ANSWERS:
             schema, ticket = get_result_schema(name, message), command
@@ -152,7 +152,7 @@ class FlightSql:
         return self._open_answer(statement, ticket, context)
 
     def run_action(self, what: str, body: bytes) -> bytes | None:
-        """Do an action and return its result; None if it is none of Flight SQL."""
+        """Run an action of Flight SQL; return its result, or None for other actions."""
         if what == "CancelFlightInfo":
             return encode_fields((1, self._cancel_queries(group_fields(body).get(1, b""))))
         if what == "CloseSession":
@@ -202,7 +202,7 @@ class FlightSql:
         raise ValueError(_only_reads(name))
 
     def _bind(self, statement: _Statement, handle: bytes) -> tuple[pa.Schema, bytes]:
-        """Return the columns of a statement, and a ticket for what it reads now; keep its answer."""
+        """Return the columns of a statement, and a ticket for its result as of now; keep the result."""
         row = (_decode_parameters(statement) or [[]])[0]
         with self._queries.wait_for_turn():
             answer = self._take_newest(handle)
@@ -217,7 +217,7 @@ class FlightSql:
         return schema, ticket
 
     def _take_newest(self, key: bytes) -> QueryResult | None:
-        """Return a kept answer if nothing was committed since it was bound, such as rows or an erasure."""
+        """Return the kept result of a key, if nothing was committed since its statement was bound."""
         answer = self._bound.take(key)
         if answer is None or self._queries.is_newest(answer):
             return answer
@@ -225,7 +225,7 @@ class FlightSql:
         return None
 
     def _open_answer(self, statement: _Statement, ticket: bytes, context: Any) -> Opened:
-        """Run a statement for a ticket, or take its kept answer."""
+        """Run the statement of a ticket, or take its kept result."""
         rows = _decode_parameters(statement) or [[]]
         if not self._turns.acquire(blocking=False):
             raise Unavailable(f"{QUERIES_MAX} queries run already: try again later")
@@ -256,7 +256,7 @@ class FlightSql:
         return answer.schema, close, self._read_answer(answer, rows[1:])
 
     def _read_answer(self, answer: QueryResult, more: Sequence[Sequence[Any]]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of an answer, then those for further rows of parameters."""
+        """Yield the rows of a result, then the rows for further parameters."""
         schema = answer.schema
         yield from answer.to_batches()
         for row in more:
@@ -312,10 +312,12 @@ def unpack_command(message: bytes) -> tuple[str, bytes]:
 
 
 def _pack_any(kind: str, message: bytes) -> bytes:
+    """Return a message of Flight SQL with its kind, as protobuf's `Any`."""
     return encode_fields((1, (_PREFIX + kind).encode()), (2, message))
 
 
 def _decode_text(data: bytes) -> str:
+    """Return the text of a query. Raises InvalidUsage if it is too long."""
     text = data.decode(errors="replace")
     if len(text) > TEXT_MAX:
         raise InvalidUsage(f"the query has {len(text):,} characters, and at most {TEXT_MAX:,} are read")
@@ -323,11 +325,12 @@ def _decode_text(data: bytes) -> str:
 
 
 def _only_reads(name: str) -> str:
+    """Return the error text for a command that is not served."""
     return f"this server only reads, and {name[:100]} is not among the questions that it answers"
 
 
 def _read_table(first: dict[int, bytes], requests: Iterator[bytes]) -> pa.Table:
-    """Return the table that messages of data make, of which the first is there."""
+    """Return the table in the messages of an upload; `first`: the fields of its first message."""
     pieces: list[bytes] = []
     length = 0
     for fields in itertools.chain([first], map(group_fields, _iterate_until_end(requests))):
@@ -347,6 +350,7 @@ def _read_table(first: dict[int, bytes], requests: Iterator[bytes]) -> pa.Table:
 
 
 def _decode_table(data: bytes) -> pa.Table:
+    """Return an Arrow stream as a table. Raises ValueError if it is malformed."""
     try:
         table = pa.ipc.open_stream(data).read_all()
         table.validate(full=True)
@@ -362,6 +366,7 @@ def _iterate_until_end(requests: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _encode_parameters(rows: pa.Table) -> str:
+    """Return rows of parameters as an Arrow stream in base64."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)

@@ -124,7 +124,7 @@ def serve_beside(
 
 
 class BoundedConnection(H11Protocol):
-    """One connection, and what ends it if the request does not come, or the answer is not taken."""
+    """A connection that ends if its request is not complete in time, or its answer is not read."""
 
     _until_asked: asyncio.TimerHandle | None = None
     _until_taken: asyncio.TimerHandle | None = None
@@ -159,7 +159,7 @@ class BoundedConnection(H11Protocol):
             self._until_taken.cancel()
 
     def _update_time_limit(self) -> None:
-        """Begin to count if a request is waited for, and stop if it is whole."""
+        """Start the time limit of the next request, or stop it if the request is complete."""
         is_whole = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if is_whole and self._until_asked is not None:
             self._until_asked.cancel()

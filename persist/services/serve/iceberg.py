@@ -140,6 +140,7 @@ class _Routes:
         return respond
 
     async def _refuse(self, request: Request, error: HTTPException) -> Response:
+        """Answer a request to an endpoint that writes or does not exist."""
         if error.status_code == 405 or request.method not in ("GET", "HEAD"):
             return _make_error(
                 406,
@@ -149,6 +150,7 @@ class _Routes:
         return _make_error(error.status_code, "NotFoundException", f"There is no endpoint {request.url.path[:200]}.")
 
     def _config(self, request: Request, body: bytes) -> Response:
+        """Answer with the catalog's configuration: its endpoints."""
         return JSONResponse({"defaults": {}, "overrides": {}, "endpoints": ENDPOINTS})
 
     def _answer_oauth(self, request: Request, body: bytes) -> Response:
@@ -185,6 +187,7 @@ class _Routes:
         return JSONResponse({"identifiers": identifiers, "next-page-token": following})
 
     def _views(self, request: Request, body: bytes) -> Response:
+        """Answer with no views, because views are tables here."""
         self._catalog.tables(_parse_namespace(request))
         return JSONResponse({"identifiers": []})
 
@@ -219,6 +222,7 @@ class _Routes:
         return JSONResponse(self._catalog.plan(_parse_namespace(request), request.path_params["table"], scan))
 
     def _metrics(self, request: Request, body: bytes) -> Response:
+        """Accept the metrics of a scan, without storing them."""
         self._catalog.check(_parse_namespace(request), request.path_params["table"])
         return Response(status_code=204)
 
@@ -234,10 +238,12 @@ async def _decode_body(request: Request) -> bytes:
 
 
 def _parse_namespace(request: Request) -> Namespace:
+    """Return the namespace in the path of a request."""
     return _parse_levels(request.path_params["namespace"])
 
 
 def _parse_levels(text: str) -> Namespace:
+    """Return a namespace from a text with separators."""
     return tuple(text.split(SEPARATOR)) if text else ()
 
 
@@ -258,8 +264,10 @@ def _cut_page(request: Request, listed: Sequence[Any]) -> tuple[Sequence[Any], s
 
 
 def _make_error(code: int, kind: str, message: str) -> Response:
+    """Return an error response in the form of the catalog's protocol."""
     return JSONResponse({"error": {"message": message, "type": kind, "code": code}}, code)
 
 
 def _make_oauth_error(kind: str, message: str) -> Response:
+    """Return an error response of OAuth: status 401 or 400."""
     return JSONResponse({"error": kind, "error_description": message}, 401 if kind == "invalid_client" else 400)

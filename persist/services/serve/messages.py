@@ -35,7 +35,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class Wait(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ask for the newest seqno, once it is beyond after."""
+    """A request for the newest seqno, answered once it is greater than `after`."""
 
     after: Seqno
     waiter: Text
@@ -43,23 +43,23 @@ class Wait(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """End a wait."""
+    """A request to end a wait."""
 
     waiter: Text
 
 
 class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Say that there is a record."""
+    """A message that a record exists."""
 
     seqno: Seqno
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ask for what needs no more words."""
+    """A request without members."""
 
 
 class CommitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Say how many bytes a request for commits has."""
+    """The first message of a request for commits: its length in bytes."""
 
     commit: Annotated[int, msgspec.Meta(ge=1, le=REQUEST_BYTES_MAX)]
 
@@ -139,6 +139,7 @@ def read_numbers(message: bytes, number: int) -> list[int]:
 
 
 def _encode_varint(number: int) -> bytes:
+    """Return a whole number in the variable-length form of protobuf."""
     encoded = bytearray()
     while number > 127:
         encoded.append(number & 127 | 128)
@@ -175,7 +176,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """As users write it."""
+        """The address as a URL."""
         return f"{SCHEMES[self.is_tls]}://{join_host_port(self.host, self.port)}"
 
 
@@ -220,7 +221,7 @@ def parse_address(url: str) -> Address:
 
 
 def check_token(token: str | None) -> None:
-    """Raise InvalidUsage, without showing it, if a token is not one."""
+    """Raise InvalidUsage for a malformed token, without showing the token."""
     if token is not None and not (isinstance(token, str) and _TOKEN.fullmatch(token)):
         raise InvalidUsage(f"the token is not a text of 1 to {TOKEN_CHARS_MAX} visible ASCII characters")
 
@@ -253,7 +254,7 @@ def join_host_port(host: str, port: int) -> str:
 
 
 def check_strangers(address: str, host: str, *, is_safe: bool) -> None:
-    """Raise InvalidUsage if other machines reach an address, unless a token makes it safe, or that is meant."""
+    """Raise InvalidUsage if other machines reach an address, unless a token or the user makes it safe."""
     if not is_loopback(host) and not is_safe:
         raise InvalidUsage(
             f"{address!r} can be reached by other machines, and without a token everybody there could read everything."
@@ -279,7 +280,7 @@ def parse_host(header: str) -> str:
 
 
 def open_listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is listened at. `port`: 0 for any that is free."""
+    """Return a listening socket. `port`: 0 for any free one."""
     if not 0 <= port <= PORT_MAX:
         raise InvalidUsage(f"port {port} is not allowed: give 1 to {PORT_MAX}, or 0 for any that is free")
     try:

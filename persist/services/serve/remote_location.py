@@ -1,14 +1,14 @@
 """The client's side of a server over Arrow Flight: news of records, and commits through it.
 
-A thread (`Listener`) waits at the server for a record, and wakes the waiting readers here. The server's news is only a
-hint to read the log sooner; the record itself is read from the store, and after a wrong seqno further hints are ignored
-for a second (`Follower.hint`). When the server cannot be reached, the client polls as it would without one, and the
-thread tries again after a pause that grows to `RETRY_S_MAX`. A second thread notifies the server of records that this
-client has seen first, usually its own. It only sends the newest, so it needs no queue, and no caller waits for it.
+A thread (`Listener`) waits at the server for a record, and wakes the waiting readers here. The server's answer is only
+a hint to read the log sooner: the record itself is read from the store. After a wrong seqno, further hints are ignored
+for a second (`Follower.hint`). If the server cannot be reached, the client polls the store, and the thread calls the
+server again after a pause that grows to `RETRY_S_MAX`. A second thread notifies the server of records that this client
+has seen first, usually its own. It only sends the newest seqno, so it needs no queue, and no caller waits for it.
 
-`FlightRelay` has a server commit: one request at a time, like one record at a time. If the server cannot be reached, is
-too slow or refuses, the client commits by itself, and tries the server again after a pause. Operations without an
-answer are looked up in the log (`persist.engine.write.committer`).
+`FlightRelay` lets a server commit operations, with one request at a time. If the server cannot be reached, is too slow
+or refuses, the client commits by itself, and calls the server again after a pause. Operations without an answer are
+looked up in the log (`persist.engine.write.committer`).
 """
 
 import contextlib
@@ -50,19 +50,19 @@ logger = logging.getLogger(__name__)
 
 
 def connect(server: Notify) -> flight.FlightClient:
-    """Return a client that calls a server; nothing is sent yet."""
+    """Return a client of Flight for a server; nothing is sent yet."""
     return wire.connect(parse_address(server.url).url, server.certificate)
 
 
 def call_action(client: flight.FlightClient, server: Notify, what: str, body: bytes, timeout_s: float) -> bytes:
-    """Have one action done; return the answer. Raises one of `wire.CALL_FAILED`."""
+    """Send one action to a server; return its answer. Raises one of `wire.CALL_FAILED`."""
     for answer in wire.call_action(client, server.token, what, body, timeout_s):
         return answer
     raise ValueError(f"the server sent no answer to {what!r}")
 
 
 class Listener:
-    """Owns the two threads; `close` ends them."""
+    """Notifies the follower of the server's records, and the server of ours, on two threads."""
 
     def __init__(self, follower: Follower, notify: Notify) -> None:
         self._follower = follower
@@ -82,7 +82,7 @@ class Listener:
             thread.start()
 
     def counts(self) -> dict[str, int]:
-        """Return the number of answering servers (0 or 1), of records announced, and of failures."""
+        """Return whether the server answers (0 or 1), and the numbers of received records and failures."""
         return dict(self._counts)
 
     def request_stop(self) -> None:
@@ -91,7 +91,7 @@ class Listener:
         self._news.set()
 
     def close(self) -> None:
-        """End the threads; idempotent. Takes one answer of the server, or `ANSWER_S` without one."""
+        """End the threads; idempotent. This waits for one answer of the server, at most `ANSWER_S`."""
         self.request_stop()
         client = self._client
         if client is not None:
@@ -139,11 +139,12 @@ class Listener:
                 yield newest.seqno
 
     def _note_advance(self, seqno: int) -> None:
+        """Wake the notifying thread if the server has not announced this record."""
         if seqno > self._heard:
             self._news.set()
 
     def _tell(self) -> None:
-        """Report newer known seqnos to the server, until stopped."""
+        """Notify the server of newer seqnos that this client has read, until stopped."""
         newest_told = -1
         while not self._stop.is_set():
             self._news.wait()
@@ -156,11 +157,12 @@ class Listener:
                 self._ask(client, "committed", Committed(seqno), ANSWER_S)
 
     def _ask(self, client: flight.FlightClient, what: str, message: msgspec.Struct, timeout_s: float) -> bytes:
+        """Send an action to the server; return its answer."""
         return call_action(client, self._notify, what, msgspec.json.encode(message), timeout_s)
 
 
 class FlightRelay:
-    """Asks one server; for one thread at a time, apart from `counts` and `close`."""
+    """Lets one server commit operations; for one thread at a time, apart from `counts` and `close`."""
 
     def __init__(self, server: Notify, clock: Clock) -> None:
         self._server = server
@@ -174,7 +176,7 @@ class FlightRelay:
         return dict(self._counts)
 
     def check(self, location: str | None) -> None:
-        """Check that the server commits for this location; skipped if it does not answer."""
+        """Raise InvalidUsage if the server answers, but does not commit for this location."""
         try:
             answer = call_action(self._connect(), self._server, "commits", b"{}", COMMIT_S)
             commits = decode_message(answer, Commits)
@@ -200,7 +202,7 @@ class FlightRelay:
             )
 
     def commit(self, location: str, operations: Sequence[Operation]) -> Sequence[Answer] | None:
-        """Have operations committed; see `persist.engine.write.relay.Relay`."""
+        """Send operations to the server; see `persist.engine.write.relay.Relay`."""
         if self._clock.monotonic_s() < self._due_s:
             return None
         data = encode_request(location, operations)
@@ -226,12 +228,13 @@ class FlightRelay:
                 client.close()
 
     def _connect(self) -> flight.FlightClient:
+        """Return the client of the server, made at the first call."""
         if self._client is None:
             self._client = connect(self._server)
         return self._client
 
     def _note_failure(self, error: BaseException) -> None:
-        """Count a failure, and call the server again only after a pause."""
+        """Count a failure, and let a growing pause pass before the next call of the server."""
         if self._pause_s == RETRY_S_MIN:
             logger.warning("%s does not commit, so this client does so by itself: %s", self._server.url, error)
         self._counts["failures"] += 1

@@ -64,11 +64,11 @@ class Tokens:
 
     @property
     def are_needed(self) -> bool:
-        """Whether callers without a token may do nothing."""
+        """Whether every call needs a token."""
         return not self._rights_of_all
 
     def find_rights(self, headers: Iterable[tuple[str, str | bytes]]) -> set[Right]:
-        """Return what a call with such headers may do."""
+        """Return the rights of a call, from the token in its headers."""
         sent = [value for name, value in headers if name.lower() == "authorization"]
         first = sent[0] if len(sent) == 1 else b""
         first = first.encode() if isinstance(first, str) else first
@@ -87,6 +87,5 @@ class Tokens:
             raise ValueError(f"there is no {endpoint[:200]!r}")
         if RIGHTS[endpoint] not in self.find_rights(headers):
             raise NotAllowed(
-                'this token lets read only: open the location with mode="read", or give the token that the server has '
-                "for writing"
+                'this token only allows reading: open the location with mode="read", or give the write token'
             )

@@ -75,7 +75,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Stream:
-    """A stream of data that is open. `waits_since_s` is the time since when a message waits for its client."""
+    """An open stream of data. `waits_since_s`: when the message that its client has not read yet was sent."""
 
     close: Callable[[], object]
     cut: Callable[[], object]
@@ -96,7 +96,7 @@ class _Hub:
 
 
 class Server(Closes):
-    """A server that runs until it is closed, or its client is; use it in a `with`. Make it with `Client.serve`.
+    """A server of a location, made by `Client.serve`. It runs until it or its client is closed.
 
     `url`: where it is, with the port that it has.
     """
@@ -141,7 +141,7 @@ class Server(Closes):
             self._calls = FlightCalls(methods, address, tokens, certificate, calls_max=CALLS_MAX, hidden=hidden)
         except OSError as error:
             raise InvalidUsage(
-                f"{url!r} cannot be served: {error}. Is the port taken, or the certificate none? "
+                f"{url!r} cannot be served: {error}. Is the port taken, or the certificate invalid? "
                 "Port 0 takes a free one."
             ) from error
         self.url = Address(address.host, self._calls.port, address.is_tls).url
@@ -149,13 +149,13 @@ class Server(Closes):
         self._thread.start()
 
     def counts(self) -> dict[str, int]:
-        """Return how many streams are open, how many wait for a record, and what others had committed."""
+        """Return the numbers of open streams, waiting calls, and requests for commits."""
         with self._hub.changed:
             counts = {"streams": len(self._hub.streams), "waits": len(self._hub.waiters)}
         return counts if self._commits is None else counts | self._commits.counts()
 
     def close(self) -> None:
-        """Stop serving; idempotent. Streams end with an error, waits with an answer."""
+        """Stop serving; idempotent. Open streams get an error, and waiting calls an answer."""
         with self._hub.changed:
             if self._hub.is_closed:
                 return
@@ -193,6 +193,7 @@ class Server(Closes):
             self._end_slow_streams()
 
     def _find_newer_seqno(self) -> int | None:
+        """Return the newest seqno if waiting calls do not know it; else None."""
         seqno = self._follower.state.seqno
         return seqno if seqno > self._hub.seqno or self._hub.is_closed else None
 
@@ -212,13 +213,15 @@ class Server(Closes):
     # Calls of Flight, each in a thread of its own.
 
     def _get_flight_info(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Answer `GetFlightInfo`: the columns of a query, and a ticket."""
         yield self._describe(requests).serialize()
 
     def _get_schema(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Answer `GetSchema`: the columns of a query."""
         yield encode_fields((1, self._describe(requests).schema.serialize()))
 
     def _handle_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Yield the answer of a ticket: a query or a listen."""
+        """Answer `DoGet`: yield the columns and rows of a ticket."""
         ticket = _parse_message(flight.Ticket, next(requests)).ticket
         schema, close, rows = self._get_flight_sql().open_ticket(ticket, context)
         try:
@@ -229,7 +232,7 @@ class Server(Closes):
         yield from _guard(itertools.chain([make_schema_message(schema)], _slice(rows)), stream, self._hub)
 
     def _handle_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Yield the results of an action."""
+        """Answer `DoAction`: yield the results of an action."""
         action = _parse_message(flight.Action, next(requests))
         self._tokens.check(f"DoAction/{action.type}", context.invocation_metadata())
         body = action.body.to_pybytes()
@@ -243,7 +246,7 @@ class Server(Closes):
         yield encode_fields((ACTION_RESULT, self._run_action(action.type, body, context) if result is None else result))
 
     def _handle_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Commit for others, or store a value: the descriptor has its length, and metadata are its pieces."""
+        """Answer `DoExchange`: commit a client's operations, or store its value, from pieces in metadata."""
         message = group_fields(next(requests))
         descriptor = _parse_message(flight.FlightDescriptor, message.get(DESCRIPTOR, b""))
         command = descriptor.command or b""
@@ -264,9 +267,11 @@ class Server(Closes):
             yield encode_fields((METADATA, commits.answer_request(_receive_bytes(length, message, requests))))
 
     def _do_put(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Answer `DoPut`: store the parameters of a prepared statement."""
         yield self._get_flight_sql().put(requests)
 
     def _list_actions(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Answer `ListActions`: the names and uses of all actions."""
         kinds = [
             ("wait", "answers with the newest seqno, once it is beyond another"),
             ("leave", "ends a wait"),
@@ -308,10 +313,11 @@ class Server(Closes):
             return self._store.put(put, value)
 
     def _get_flight_sql(self) -> FlightSql:
+        """Return the part that answers Flight SQL. Raises ValueError if SQL is not served."""
         return self._require_part(self._sql, "speak SQL: it needs serve(sql=True)")
 
     def _require_part(self, part: T | None, lacks: str) -> T:
-        """Return a part of the server. Raises ValueError if it has none, and Unavailable if it ends."""
+        """Return an optional part of the server. Raises ValueError if it is None, Unavailable at shutdown."""
         if part is None:
             raise ValueError(f"this server does not {lacks}")
         if self._hub.is_closed:
@@ -319,11 +325,12 @@ class Server(Closes):
         return part
 
     def _describe(self, requests: Iterator[bytes]) -> flight.FlightInfo:
+        """Return the columns and the ticket of a request's command."""
         descriptor = _parse_message(flight.FlightDescriptor, next(requests))
         return self._get_flight_sql().info(descriptor.command or b"")
 
     def _register_stream(self, close: Callable[[], object], end: Callable[[], object]) -> _Stream:
-        """Count one more open stream, if there is room."""
+        """Add an open stream. Raises Unavailable if there are `STREAMS_MAX`."""
         stream = _Stream(close, end)
         with self._hub.changed:
             if len(self._hub.streams) >= STREAMS_MAX or self._hub.is_closed:
@@ -349,7 +356,7 @@ class Server(Closes):
 
 
 def _receive_bytes(length: int, first: dict[int, bytes], requests: Iterator[bytes]) -> bytes:
-    """Return so many bytes of the metadata of messages, of which the first is there."""
+    """Return the joined metadata of an upload's messages; `first`: the fields of its first message."""
     data = bytearray(first.get(METADATA, b""))
     while len(data) < length:
         data += group_fields(next(requests)).get(METADATA, b"")
@@ -359,7 +366,7 @@ def _receive_bytes(length: int, first: dict[int, bytes], requests: Iterator[byte
 
 
 def _drain(requests: Iterator[bytes]) -> None:
-    """Read to the end of a call: a client that is answered while it still writes may not see the answer."""
+    """Read the remaining messages of a call: a client that still writes may not see an answer."""
     remaining = SERVED_PUT_BYTES_MAX
     with contextlib.suppress(ValueError):  # There are no more messages.
         while remaining > 0:
@@ -367,7 +374,7 @@ def _drain(requests: Iterator[bytes]) -> None:
 
 
 def _parse_message(kind: Any, message: bytes) -> Any:
-    """Return a message of Flight. Raises ValueError if it is none."""
+    """Return a decoded message of Flight. Raises ValueError if it is malformed."""
     try:
         return kind.deserialize(message)
     except pa.ArrowException as error:
@@ -375,9 +382,9 @@ def _parse_message(kind: Any, message: bytes) -> Any:
 
 
 def _enter_wait(hub: _Hub, waiter: str) -> None:
-    """Count one more call that waits, if there is room."""
+    """Add a waiting call. Raises Unavailable if there are `WAITS_MAX`."""
     if len(hub.waiters) >= WAITS_MAX and waiter not in hub.waiters:
-        raise Unavailable(f"{WAITS_MAX} wait already: try again later")
+        raise Unavailable(f"{WAITS_MAX} calls wait already: try again later")
     hub.waiters.add(waiter)
 
 
@@ -390,7 +397,7 @@ def _slice(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
 
 
 def _guard(messages: Iterator[bytes], stream: _Stream, hub: _Hub) -> Iterator[bytes]:
-    """Yield messages, and note for each since when it waits to be taken."""
+    """Yield the messages of a stream; note when each was sent, and raise Unavailable if it was dropped."""
     try:
         for message in messages:
             stream.waits_since_s = time.monotonic()
@@ -410,7 +417,7 @@ def _guard(messages: Iterator[bytes], stream: _Stream, hub: _Hub) -> Iterator[by
 def _check_addresses(
     url: str, token: str | None, certificate: tuple[str | bytes, str | bytes] | None, insecure: bool
 ) -> Address:
-    """Return where to serve. Raises InvalidUsage if that does not fit, or would let strangers in."""
+    """Return the address to serve at. Raises InvalidUsage if it, the token and the certificate do not fit."""
     address = parse_address(url)
     check_token(token)
     check_certificate(certificate)

@@ -1,4 +1,4 @@
-"""Parses the columns of a new collection: given with their types, or named after columns of a file."""
+"""Parses the columns of a new collection: with their types, or named after columns of a file."""
 
 import os
 import re
@@ -18,9 +18,9 @@ OWN = ("_time", "_diff")
 
 
 def parse_columns(key: Sequence[str], value: Sequence[str], like: str | None, format: str | None) -> tuple[Any, Any]:
-    """Return key and value as arguments of `Client.create_or_load`: NAME:TYPE each, or NAME for a column of the file.
+    """Return key and value for `Client.create_or_load`, from NAME:TYPE, or NAME of a column of a file.
 
-    Columns of the file that are not named become values, if no value is named.
+    `like`: the file. If `value` is empty, all columns of the file that are not in the key become values.
     """
     types = {} if like is None else read_columns(RowFile.at(like, format))
     keys = dict(_parse_column(column, types) for column in key)
@@ -39,7 +39,7 @@ def parse_named_type(text: str) -> tuple[str, pa.DataType]:
 
 
 def _parse_column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:
-    """Parse NAME or NAME:TYPE into a column's name and type."""
+    """Parse NAME:TYPE, or NAME with its type in `types`, into name and type."""
     name, colon, kind = text.partition(":")
     if colon:
         return name, re.sub(r",\s*", ", ", kind)  # As Arrow writes them; shells make spaces a bother.

@@ -78,14 +78,14 @@ class TimesCommand(TyperCommand):
     """A command whose arguments may be spans such as -1d."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments; a blank in front protects spans such as `-1d` from the parser."""
+        """Parse arguments; spans such as `-1d` are not taken for options."""
         unparsed = super().parse_args(ctx, [f" {text}" if _is_span(text) else text for text in args])
         ctx.params = {name: value[1:] if _has_blank(value) else value for name, value in ctx.params.items()}
         return unparsed
 
 
 def _is_span(text: str) -> bool:
-    """Return whether a text is a span that looks like an option."""
+    """Return whether a text is a span such as -1d, which looks like an option."""
     if not text.startswith("-") or not text[1:].lstrip()[:1].isdigit():
         return False
     from persist.core.names import AGO  # Here: help comes at once without it.
@@ -94,6 +94,7 @@ def _is_span(text: str) -> bool:
 
 
 def _has_blank(value: Any) -> bool:
+    """Return whether a value is a span with the protecting blank in front."""
     return isinstance(value, str) and value.startswith(" ") and _is_span(value[1:])
 
 
@@ -122,7 +123,7 @@ def _handle_options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Handle the options before a command."""
+    """Declare the options before a command, such as --version."""
 
 
 Location = Annotated[
@@ -148,11 +149,14 @@ OptionsFile = Annotated[
 StoreTimeout = Annotated[
     float | None,
     typer.Option(
-        "--store-timeout", min=0.01, metavar="SECONDS", help="How long to try if the store does not answer; 60."
+        "--store-timeout",
+        min=0.01,
+        metavar="SECONDS",
+        help="How long to try if the store does not answer; 60 by default.",
     ),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Tell of long work as it ends; PERSIST_LOG has more, such as debug,json.")
+    bool, typer.Option("--verbose", help="Log long work as it ends; PERSIST_LOG sets more, such as debug,json.")
 ]
 Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="The name of the collection.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -164,11 +168,11 @@ def close_output() -> None:
 
 
 class Declined(Exception):
-    """The user did not confirm a command; the text names what stays unchanged."""
+    """The user did not confirm a command; the text names what is unchanged."""
 
 
 def confirm(question: str, otherwise: str) -> None:
-    """Ask a yes-or-no question; raise Declined unless it is yes. Without a terminal, print how to skip the question."""
+    """Ask a yes-or-no question; raise Declined unless the answer is yes."""
     if not sys.stdin.isatty():
         print_remark(f"persist: {question} Nobody can be asked here: say --yes")
         raise Declined(otherwise)
@@ -178,7 +182,7 @@ def confirm(question: str, otherwise: str) -> None:
 
 @contextmanager
 def catch_sigterm() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM sets. The current commit finishes first."""
+    """Yield an event that SIGTERM sets, so that the current commit is finished first."""
     stop = threading.Event()
     previous: Any = None
     with suppress(ValueError):  # Only the main thread can listen to signals; tests call this in others.
@@ -191,7 +195,7 @@ def catch_sigterm() -> Iterator[threading.Event]:
 
 
 def command(function: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Register a function as a command. Its docstring is the help, its result the status; None is OK."""
+    """Register a function as a command: its docstring is the help, its result the exit status."""
     parameters = [*inspect.signature(function).parameters.values()][1:]
     hints = get_type_hints(function, include_extras=True)
     kinds: dict[str, Any] = {"location": Location}

@@ -17,7 +17,7 @@ TargetOptions = Annotated[
     typer.Option(
         "--target-option",
         metavar="NAME=VALUE",
-        help="For the store of TARGET; may be repeated. Without any, those of LOCATION if both are of one kind.",
+        help="For the store of TARGET; may be repeated. By default those of LOCATION, if both stores are alike.",
     ),
 ]
 
@@ -28,7 +28,7 @@ LeaveOut = Annotated[
 
 @command
 def backup(at: Place, target: Target, target_option: TargetOptions = None) -> int:
-    """Make TARGET a copy of the location as it is now, again and again: only what is new is copied."""
+    """Copy a location to TARGET as it is now; a repeated backup copies only new objects."""
     from persist.services.backup import backup
 
     options = _read_target_options(at, target, target_option)
@@ -46,7 +46,7 @@ def copy(
     leave_out_damaged: LeaveOut = False,
     target_option: TargetOptions = None,
 ) -> int:
-    """Copy a location, or a backup, to where nothing is yet; call it again if it is interrupted.
+    """Copy a location, or a backup, to an empty place; repeat the command if it is interrupted.
 
     The copy is verified in full before it accepts writes.
     """
@@ -72,7 +72,7 @@ def verify(
     ] = None,
     target_option: TargetOptions = None,
 ) -> int:
-    """Read everything that a location holds, such as a backup, and prove it; status 1 if something is wrong."""
+    """Read and check all that a location or a backup holds; status 1 if something is wrong."""
     from persist.services.backup import verify
 
     options = _read_target_options(at, against or "", target_option)
@@ -84,6 +84,7 @@ def verify(
 
 
 def _read_target_options(at: Place, target: str, given: list[str] | None) -> dict[str, Any]:
+    """Return the storage options of the other location; by default the first one's."""
     if given:
         return merge_storage_options(target, given)
     if not is_folder(target) and target.partition("://")[0] == at.location.partition("://")[0]:
@@ -92,5 +93,6 @@ def _read_target_options(at: Place, target: str, given: list[str] | None) -> dic
 
 
 def _report_copy(at: Place, target: str, done: "Copied") -> int:
+    """Print the result of a copy; return the exit status."""
     report_done(at, {"target": target, **asdict(done)}, f"{target} has {done}")
     return PROBLEMS if done.damaged else OK

@@ -31,17 +31,19 @@ def evolve(
     drop: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A value column; may be repeated.")] = None,
     rename: Annotated[list[str] | None, typer.Option(metavar="OLD=NEW", help="A column; may be repeated.")] = None,
     widen: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:TYPE", help="To a type that holds all it held; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME:TYPE", help="A wider type for a column; may be repeated.")
     ] = None,
     default: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="What older records have in an added column.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="The value of an added column in older records.")
     ] = None,
-    keyed: Annotated[bool, typer.Option("--keyed", help="From now on it takes events by upsert.")] = False,
+    keyed: Annotated[
+        bool, typer.Option("--keyed", help="Make the collection keyed: it takes events by upsert from now on.")
+    ] = False,
     order_by: OrderBy = None,
     tombstone: Tombstone = None,
     ties: Ties = "last",
 ) -> None:
-    """Change the schema for every reader and every time from now on; no data is rewritten."""
+    """Change the schema of a collection, for reads of all times; no data is rewritten."""
     from persist.tools.cli.columns import parse_named_type
 
     names = dict(_parse_pair(renaming) for renaming in rename or [])
@@ -81,11 +83,14 @@ def index(
     at: Place,
     collection: Name,
     columns: Annotated[
-        list[str] | None, typer.Argument(metavar="[COLUMN]...", help="To look up by; none to list the indexes.")
+        list[str] | None,
+        typer.Argument(metavar="[COLUMN]...", help="The columns to look up by; none to list the indexes."),
     ] = None,
-    drop: Annotated[bool, typer.Option("--drop", help="Remove the index by these columns; answers stay.")] = False,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Remove the index by these columns; queries stay correct.")
+    ] = False,
 ) -> None:
-    """Keep a collection in the order of other columns, too, or bring such an index up to date; or list them."""
+    """Create an index by columns, or bring it up to date; without columns, list the indexes."""
     from persist.tools.reports.surveys import Facts
 
     if drop and not columns:
@@ -108,6 +113,7 @@ def index(
 
 
 def _parse_defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of --default, by column, in the types of added columns."""
     import pyarrow as pa
 
     from persist.codecs.types.texts import parse_column
@@ -115,7 +121,7 @@ def _parse_defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     for name, text in (_parse_pair(assignment, "--default NAME=VALUE") for assignment in given):
         if name not in added:
-            raise persist.InvalidUsage(f"--default {name}={text}: it is of a column that --add adds")
+            raise persist.InvalidUsage(f"--default {name}={text}: {name} is not a column that --add adds")
         try:
             defaults[name] = parse_column(pa.chunked_array([[text]]), added[name])[0]
         except pa.ArrowException as error:
@@ -143,7 +149,7 @@ def export(
 
 TableFormat = Annotated[str, typer.Argument(metavar="FORMAT", help="delta or iceberg.")]
 FormatVersion = Annotated[
-    int | None, typer.Option(metavar="2|3", help="Of Iceberg: 3 has deletion vectors, nanoseconds and row lineage.")
+    int | None, typer.Option(metavar="2|3", help="For Iceberg: 3 has deletion vectors, nanoseconds and row lineage.")
 ]
 
 
@@ -154,18 +160,18 @@ def publish(
     table: TableFormat = "delta",
     as_of: AsOf = None,
     deletes: Annotated[
-        str, typer.Option(help="How changed rows are left out: vectors, or none for readers that know no vectors.")
+        str, typer.Option(help="How deleted rows are marked: vectors, or none for readers without deletion vectors.")
     ] = "vectors",
     every: Annotated[
         str | None, typer.Option(metavar="WHEN", help='Keep it current: seal, keyframe, or "10 minutes".')
     ] = None,
-    feed: Annotated[bool, typer.Option("--feed", help="Of Delta: with a change feed.")] = False,
-    digest: Annotated[bool, typer.Option("--digest", help="Say the digest of the rows with the version.")] = False,
-    catalog: Annotated[str | None, typer.Option(help="Of Iceberg, as pyiceberg is configured with it.")] = None,
-    identifier: Annotated[str | None, typer.Option(help="What the table is called in the catalog.")] = None,
+    feed: Annotated[bool, typer.Option("--feed", help="For Delta: write a change feed.")] = False,
+    digest: Annotated[bool, typer.Option("--digest", help="Store a digest of the rows with the version.")] = False,
+    catalog: Annotated[str | None, typer.Option(help="For Iceberg: a catalog in pyiceberg's configuration.")] = None,
+    identifier: Annotated[str | None, typer.Option(help="The name of the table in the catalog.")] = None,
     format_version: FormatVersion = None,
 ) -> None:
-    """Let other programs read a sealed time as a table of theirs, without copying; or the next version of one."""
+    """Publish a sealed time as a Delta or Iceberg table without copying, or its next version."""
     with at.open_writer() as client:
         loaded = client.load(collection)
         published = loaded.publish(
@@ -184,7 +190,7 @@ def publish(
 
 @command
 def unpublish(at: Place, collection: Name, table: TableFormat = "delta") -> None:
-    """Give a published table up: readers find it no more, and gc deletes what only it needed."""
+    """Remove a published table; gc then deletes what only this table needed."""
     with at.open_writer() as client:
         was_there = client.load(collection).unpublish(table)  # type: ignore[arg-type]
         line = f"unpublished the {table} table of {collection}" if was_there else f"{collection} has no {table} table"
@@ -205,13 +211,13 @@ def serve(
         bool, typer.Option("--store", help="Let clients without rights on the store open the location through this.")
     ] = False,
     sql: Annotated[
-        bool, typer.Option("--sql", help="Speak Flight SQL, too, so that any tool with a driver for it asks queries.")
+        bool, typer.Option("--sql", help="Serve Flight SQL, too, for queries of any tool with a driver for it.")
     ] = False,
     sql_memory: Annotated[
-        int | None, typer.Option(metavar="MB", help="What one query may keep in memory; 1,024.")
+        int | None, typer.Option(metavar="MB", help="Most memory of one query; 1,024 by default.")
     ] = None,
     sql_timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="How long one query may take; 300.")
+        float | None, typer.Option(metavar="SECONDS", help="How long one query may take; 300 by default.")
     ] = None,
     metrics: Annotated[
         str | None,
@@ -228,14 +234,14 @@ def serve(
     ] = None,
     iceberg_properties: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON that Iceberg readers are given with each table: credentials of S3."),
+        typer.Option(metavar="FILE", help="JSON of properties for Iceberg readers, such as credentials of S3."),
     ] = None,
     format_version: FormatVersion = None,
 ) -> None:
-    """Tell others of new records, and answer their queries, until it is interrupted.
+    """Notify other clients of new records and answer their queries, until interrupted.
 
     Clients must send the token of the environment variable PERSIST_SERVE_TOKEN. The token of PERSIST_SERVE_WRITE_TOKEN
-    allows writes through --store, --commits and --write. With the second, the first lets read only.
+    allows writes through --store, --commits and --write. If both are set, the first token only allows reads.
     """
     token = os.environ.get(TOKEN_VARIABLE)
     # The error reports a taken port in one line; gRPC would print more.
@@ -286,7 +292,7 @@ def serve(
 
 
 def _read_properties(path: Path) -> dict[str, str]:
-    """Return the texts by name in a JSON file."""
+    """Return the properties in a file with a JSON object of texts."""
     try:
         properties = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -300,7 +306,7 @@ def _read_properties(path: Path) -> dict[str, str]:
 
 @contextmanager
 def _explain_missing_packages() -> Iterator[None]:
-    """Name a missing package of the page or metrics, and its installation."""
+    """Raise InvalidUsage, with the install command, if a package for the page or metrics is missing."""
     try:
         yield
     except ImportError as missing:
@@ -311,6 +317,7 @@ def _explain_missing_packages() -> Iterator[None]:
 
 
 def _parse_pair(text: str, shape: str = "--rename OLD=NEW") -> tuple[str, str]:
+    """Split text such as OLD=NEW into two; raise InvalidUsage for another form."""
     old, equals, new = text.partition("=")
     if not (old and equals and new):
         raise persist.InvalidUsage(f"{text!r} is not of the form {shape}")
@@ -320,17 +327,17 @@ def _parse_pair(text: str, shape: str = "--rename OLD=NEW") -> tuple[str, str]:
 @command
 def ui(
     at: Place,
-    host: Annotated[str, typer.Option(help="Where to listen; others can reach it if it is not a loopback address.")] = (
+    host: Annotated[str, typer.Option(help="Where to listen; other machines can reach all but loopback addresses.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option("--port", "-p", help="0 for any that is free.")] = 8420,
+    port: Annotated[int, typer.Option("--port", "-p", help="0 for any free port.")] = 8420,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A name by which it may be asked for, such as a proxy's; may be repeated."),
+        typer.Option(metavar="NAME", help="A further host name of the page, such as a proxy's; may be repeated."),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Serve a page to look at a location with: it only reads, and runs until it is interrupted."""
+    """Serve a read-only web page that shows a location, until interrupted."""
     from persist.services.serve.messages import is_loopback
 
     with _explain_missing_packages():
@@ -366,13 +373,13 @@ def ingest(
         str | None, typer.Option(metavar="NAME", help="The collection that gets the rows of files.")
     ] = None,
     key: Annotated[
-        list[str] | None, typer.Option("--key", "-k", metavar="COLUMN", help="Of its key; may be repeated.")
+        list[str] | None, typer.Option("--key", "-k", metavar="COLUMN", help="A key column; may be repeated.")
     ] = None,
     publication: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a database: whose tables are taken in.")
+        str | None, typer.Option(metavar="NAME", help="For Postgres: the publication with the tables.")
     ] = None,
     tables: Annotated[
-        list[str] | None, typer.Option(metavar="TABLE", help="Only these of its tables; may be repeated.")
+        list[str] | None, typer.Option(metavar="TABLE", help="Ingest only this table; may be repeated.")
     ] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="TABLE.COLUMN", help="Leave a column out; may be repeated.")
@@ -380,9 +387,9 @@ def ingest(
     as_text: Annotated[
         list[str] | None, typer.Option(metavar="TABLE.COLUMN", help="Keep a column as text; may be repeated.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when all that is there by now was taken in.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="End when all present rows are ingested.")] = False,
 ) -> None:
-    """Take in files, a database or a topic exactly once, and follow it. Given again, it goes on where it was."""
+    """Ingest files, a database or topics exactly once, and follow them. A repeated command continues."""
     options: dict[str, Any] = {"collection": collection, "key": key}
     options |= {"publication": publication, "tables": tables, "exclude": exclude, "as_text": as_text}
     options = {name: value for name, value in options.items() if value is not None}
@@ -405,12 +412,12 @@ def egress(
     collection: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A collection or view to send; may be repeated.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when all that is sealed by now was sent.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="End when all that is sealed now was sent.")] = False,
     drop: Annotated[
-        bool, typer.Option("--drop", help="Send nothing: give up the holds and what the target knows of them.")
+        bool, typer.Option("--drop", help="Send nothing: release the holds, delete the target's positions.")
     ] = False,
 ) -> None:
-    """Send collections to a database, topics or files exactly once, and follow. Given again, it goes on."""
+    """Send collections to a database, topics or files exactly once, and follow. A repeated command continues."""
     options: dict[str, Any] = {} if collection is None else {"collections": collection}
     with at.open_writer(background=True) as client, catch_sigterm() as stop:
         done = persist.egress(client, sink, once=once, drop=drop, stop=stop, **options)

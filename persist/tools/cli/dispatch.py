@@ -63,7 +63,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 @cache
 def _build_program() -> Any:
-    """Return the program with all commands. Building takes longer than many commands."""
+    """Return the command line program; building it takes longer than many commands."""
     return typer.main.get_command(app)
 
 
@@ -79,7 +79,7 @@ def _get_exit_status(error: "persist.PersistError") -> int:
 
 
 def _report_misuse(error: Any, as_json: bool) -> int:
-    """Print the error of a command line that does not parse; return the status."""
+    """Print the error of wrong arguments; return the exit status."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)

@@ -30,7 +30,7 @@ FINE, WARNING, WRONG, LEFT_OUT = "ok", "warning", "wrong", "left out"
 
 @dataclass(frozen=True)
 class Finding:
-    """The finding of one check: `result` is "ok", "warning", "wrong" or "left out"."""
+    """The result of one check: "ok", "warning", "wrong" or "left out", in words, and a remedy."""
 
     check: str
     result: str
@@ -42,7 +42,7 @@ class Finding:
 def doctor(
     at: Place,
     no_write: Annotated[
-        bool, typer.Option("--no-write", help="Write nothing, and so leave out what only a write shows.")
+        bool, typer.Option("--no-write", help="Write nothing; leave out the checks that need a write.")
     ] = False,
 ) -> int:
     """Check Python, Java, Spark's workers, the store and its clock; suggest remedies.
@@ -64,6 +64,7 @@ def doctor(
 
 
 def _check_python(at: Place) -> Iterator[Finding]:
+    """Yield the version and path of Python."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield Finding("Python", FINE, f"{version} at {sys.executable}, persist {persist.__version__}")
 
@@ -76,6 +77,7 @@ def _has_spark() -> bool:
 
 
 def _check_java(at: Place) -> Iterator[Finding]:
+    """Yield whether Java is new enough for Spark."""
     if not _has_spark():
         yield Finding("Java", LEFT_OUT, "PySpark is not installed, and nothing else needs Java")
         return
@@ -94,6 +96,7 @@ def _check_java(at: Place) -> Iterator[Finding]:
 
 
 def _read_output(program: list[str]) -> str:
+    """Return the output of a program; "" if it does not run."""
     try:
         done = subprocess.run(program, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -102,6 +105,7 @@ def _read_output(program: list[str]) -> str:
 
 
 def _check_workers(at: Place) -> Iterator[Finding]:
+    """Yield whether Spark's workers run a suitable Python."""
     if not _has_spark():
         return
     command_ = os.environ.get("PYSPARK_PYTHON")
@@ -119,7 +123,7 @@ def _check_workers(at: Place) -> Iterator[Finding]:
 
 
 def _check_location(at: Place, *, may_write: bool) -> Iterator[Finding]:
-    """Open the location to read, then test the store by writes."""
+    """Yield whether the location can be read, and what a test of its store finds."""
     if not any(mark in at.location for mark in FAR) and not os.path.exists(os.path.expanduser(at.location)):
         yield Finding("store", LEFT_OUT, f"there is no folder {at.location} yet; the first write makes it")
         return
@@ -143,13 +147,13 @@ def _check_location(at: Place, *, may_write: bool) -> Iterator[Finding]:
 
 
 def _split_remedy(message: str) -> tuple[str, str | None]:
-    """Split a message into its first sentence and its remedy."""
+    """Split an error's message into its first sentence and its remedy."""
     first, _, remedy = " ".join(message.split()).partition(". ")
     return first, remedy or None
 
 
 def check_store(client: "persist.Client") -> Iterator[Finding]:
-    """Test a store by a write; in an empty location, delete it afterwards."""
+    """Test the store and its clock by a write; delete the blob if the location is empty."""
     from persist.core.log.keys import CLOCK_KEY
 
     blob = client.engine.blob
@@ -178,7 +182,7 @@ def check_store(client: "persist.Client") -> Iterator[Finding]:
 
 
 def _check_clock(stored_s: float, before_s: float, after_s: float, skew_s: float) -> Finding:
-    """Compare the store's time of a blob with this machine's clock."""
+    """Return whether the store's clock agrees with this machine's."""
     ahead_s = max(before_s - stored_s - 1, stored_s - after_s, 0.0)  # Stores date by whole seconds.
     side = "ahead of" if before_s > stored_s else "behind"
     if ahead_s <= skew_s / 2:

@@ -22,11 +22,9 @@ def erase(
     keys: Keys = None,
     reason: Annotated[str | None, typer.Option(help="Why; the log keeps it, so name nobody.")] = None,
     text: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Must be in no object of the store; may be repeated.")
+        list[str] | None, typer.Option(metavar="TEXT", help="A text that no object may contain; may be repeated.")
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Erase nothing: say what is left, or print the receipt if nothing is.")
-    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Erase nothing: print what is left, or a receipt.")] = False,
     format: Format = None,
     yes: Yes = False,
 ) -> int:
@@ -47,7 +45,7 @@ def erase(
     with at.open_writer() as client:
         loaded = client.load(collection)
         key_rows = None if keys is None else read_keys(loaded, keys, format)
-        select_records(loaded.handle, key_rows, where)  # A mistake is told before the question.
+        select_records(loaded.handle, key_rows, where)  # A mistake is reported before the question.
         what = f"those of {keys}" if where is None else f"where {where}"
         if not yes and (places := find_mentions(loaded.handle, key_rows, where)):
             print_remark(f"{format_mentions(places)}.")
@@ -61,6 +59,7 @@ def erase(
 def _verify_traces(
     at: Place, collection: str, where: str | None, keys: str | None, texts: list[str], format: str | None
 ) -> int:
+    """Print which erased values are still stored, or a receipt; return the exit status."""
     with at.open_reader() as client:
         loaded = client.load(collection)
         key_rows = None if keys is None else read_keys(loaded, keys, format)

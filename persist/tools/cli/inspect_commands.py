@@ -39,7 +39,7 @@ COSTS = Listing(
 @command
 def ls(
     at: Place,
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin like this.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin with this.")] = "",
     watch: Watch = False,
 ) -> None:
     """List the collections: rows, bytes, upper, and what is not sealed yet."""
@@ -55,7 +55,7 @@ def ls(
 
 @command
 def show(at: Place, collection: Name) -> None:
-    """Show one collection: schema, times, holds, history, keyframes, sizes, and what reading it costs."""
+    """Show one collection: schema, times, holds, history, keyframes, sizes, and the cost of a read."""
     from persist.tools.cli.portrait import print_portrait
     from persist.tools.reports.surveys import load_portrait
 
@@ -71,16 +71,17 @@ def show(at: Place, collection: Name) -> None:
 def holds(
     at: Place,
     collections: Annotated[
-        list[str] | None, typer.Argument(metavar="COLLECTION", help="Of which ones; all by default.")
+        list[str] | None, typer.Argument(metavar="COLLECTION", help="The collections; all by default.")
     ] = None,
     watch: Watch = False,
 ) -> None:
-    """List who keeps since back."""
+    """List the holds and leases that keep since back."""
     with at.open_reader() as client:
         show_listing(at, client, HOLDS, lambda: _list_holds(client, collections), watch=watch)
 
 
 def _list_holds(client: "persist.Client", collections: list[str] | None) -> list[dict[str, Any]]:
+    """Return the holds of collections, each as a row of the list."""
     from persist.tools.reports.surveys import Facts, format_hold, get_names_by_id
 
     rows: list[dict[str, Any]] = []
@@ -113,7 +114,7 @@ def log(
     collection: Annotated[str | None, typer.Option("--collection", "-c", help="Only records about this one.")] = None,
     last: Annotated[int, typer.Option("--last", "-n", min=1, max=100_000, help="How many records.")] = 20,
 ) -> None:
-    """Show the newest records of the log as a person reads them, the oldest of them first."""
+    """Show the newest records of the log as sentences, the oldest of them first."""
     from persist.tools.cli.portrait import RecordTexts, read_last_records
 
     with at.open_reader() as client:

@@ -22,7 +22,7 @@ WATCH_S = 2.0  # How often it is shown again if nothing changes: what lies behin
 
 @dataclass(frozen=True)
 class Listing:
-    """The columns of a printed table, each with the function that makes its cell from a row."""
+    """A table to print: for each column, the function that returns its cell of a row."""
 
     shown: Mapping[str, Callable[[Mapping[str, Any]], object]]
     right: Collection[str] = ()
@@ -43,7 +43,7 @@ class Listing:
 
 
 def make_column(name: str) -> Callable[[Mapping[str, Any]], object]:
-    """Return a function that formats one value of a row. Numbers get commas, None a dash."""
+    """Return a function that returns a value of a row as a cell, with commas in numbers."""
 
     def format_cell(row: Mapping[str, Any]) -> object:
         value = row[name]
@@ -53,7 +53,7 @@ def make_column(name: str) -> Callable[[Mapping[str, Any]], object]:
 
 
 def make_time_column(name: str) -> Callable[[Mapping[str, Any]], object]:
-    """Return a function that formats one time of a row: as its moment, or else as the number."""
+    """Return a function that returns a time of a row as a cell: as its moment, if there is one."""
 
     def format_cell(row: Mapping[str, Any]) -> object:
         return "-" if row[name] is None else (row[f"{name}_moment"] if row[name] else None) or row[name]
@@ -64,7 +64,7 @@ def make_time_column(name: str) -> Callable[[Mapping[str, Any]], object]:
 def show_listing(
     at: Place, client: "Client", listing: Listing, look: Callable[[], Sequence[Mapping[str, Any]]], *, watch: bool
 ) -> None:
-    """Write the rows of `look`, or watch them as a table."""
+    """Print the rows that `look` returns, once or, with `watch`, after each new record."""
     check_watch(at, watch=watch)
     if watch:
         watch_screen(client, look, listing.print)
@@ -79,7 +79,7 @@ def check_watch(at: Place, *, watch: bool) -> None:
 
 
 def watch_screen(client: "Client", look: Callable[[], T], show: Callable[[T], None]) -> None:
-    """Call `look` after each new record, at least every `WATCH_S`, and show the result, until Ctrl-C."""
+    """Show the result of `look` again after each new record, until Ctrl-C."""
     follower, last_seqno, facts = client.engine.follower, client.seqno, look()
 
     def has_news() -> bool | None:

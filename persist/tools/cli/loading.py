@@ -36,12 +36,12 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Plan:
-    """How a file is written: the options of the command.
+    """How a command writes a file.
 
     Attributes:
         time: a number, a moment or the name of a column. None: updates have their own times; rows get the commit's.
-        diff: of all rows; None for the file's own diffs, or else 1.
-        seal: where to seal to with the last piece; None for not at all.
+        diff: the diff of all rows; None for diffs in the file, or 1 without any.
+        seal: the upper to which the last piece seals; None not to seal.
         token: names the load; None for a hash of the file's contents.
         late: "raise" or "collect" for events that come too late; None for updates.
     """
@@ -58,7 +58,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """The result of a load: rows and commits of this run and earlier ones.
+    """The rows and commits of a load, this run and earlier ones.
 
     `time`: the time that the commit assigned to rows without one; None if rows had times, or are events.
     """
@@ -104,7 +104,7 @@ def check_rows(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[i
 
 
 def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, plan: Plan) -> LoadResult:
-    """Write a file in pieces. Memory: a piece. The first commit may create the collection."""
+    """Write a file in pieces, a commit each; the first may create the collection. Memory: a piece."""
     token = plan.token or _build_token(collection, file, plan)
     handle = collection.handle
     contents = None if handle.create is not None else handle.contents()
@@ -145,12 +145,14 @@ def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, p
 
 
 def _has_token(handle: CollectionHandle, contents: CollectionState | None, token: str) -> bool:
+    """Return whether a write with this token was committed before."""
     return contents is not None and handle.remembers_token(contents, token)
 
 
 def _write_piece(
     collection: "persist.Collection", piece: pa.Table, plan: Plan, token: str, seal: int | str | None
 ) -> int:
+    """Write a piece as updates or events; return the seqno of the commit."""
     if plan.late is None:
         return collection.write(
             piece, time=plan.time, diff=plan.diff, token=token, seal=seal, allow_future=plan.allow_future
@@ -162,9 +164,9 @@ def _write_piece(
 
 
 def has_begun(collection: "persist.Collection", file: RowFile, plan: Plan, token: str | None = None) -> bool:
-    """Return whether an earlier run of this load has written rows.
+    """Return whether an earlier run of this load has committed a piece.
 
-    `token`: of a commit that may also have done it, as a whole.
+    `token`: of a single commit that may have written the whole file instead.
     """
     first = f"{plan.token or _build_token(collection, file, plan)}/0"
     contents = collection.handle.contents()
@@ -172,7 +174,7 @@ def has_begun(collection: "persist.Collection", file: RowFile, plan: Plan, token
 
 
 def _resize_pieces(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield the rows in pieces of `rows`; the last may be smaller."""
+    """Yield the same rows in pieces of `rows` rows."""
     waiting: list[pa.Table] = []
     count = 0
     for piece in pieces:
@@ -187,7 +189,7 @@ def _resize_pieces(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 
 def _build_token(collection: "persist.Collection", file: RowFile, plan: Plan) -> str:
-    """Return a token for a load, from file, collection and options."""
+    """Return the token of a load: a hash of file, collection and options."""
     mode = () if plan.mode == "append" else (plan.mode,)
     way = (plan.time, plan.diff, PIECE_ROWS, plan.skip_bad, plan.late, *mode)
     return f"file {_compute_digest(file, collection.id, file.format, *way)}"
@@ -196,11 +198,12 @@ def _build_token(collection: "persist.Collection", file: RowFile, plan: Plan) ->
 def build_overwrite_token(
     collection: "persist.Collection", file: RowFile, time: int | str, way: tuple[Any, ...]
 ) -> str:
-    """Return a token for an overwrite, from file, collection and options."""
+    """Return the token of an overwrite: a hash of file, collection and options."""
     return f"file over {_compute_digest(file, collection.id, file.format, time, *way)}"
 
 
 def _compute_digest(file: RowFile, *way: Any) -> str:
+    """Return a hash of the bytes of a file and of options."""
     digest = xxhash.xxh3_128()
     with open(file.path, "rb") as source:
         while data := source.read(READ_BYTES):

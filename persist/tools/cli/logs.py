@@ -38,7 +38,7 @@ def log_to_stderr(verbose: bool = False) -> Iterator[None]:
 
 
 def parse_setting(setting: str, verbose: bool) -> tuple[int, str]:
-    """Return the level and the format (remark, line or json) of a setting."""
+    """Return the level and the format (remark, line or json) that `PERSIST_LOG` demands."""
     level, form = None, "remark"
     for word in filter(None, (part.strip().lower() for part in setting.split(","))):
         if word in LEVELS:
@@ -56,6 +56,8 @@ def parse_setting(setting: str, verbose: bool) -> tuple[int, str]:
 
 
 class _Handler(logging.Handler):
+    """Prints log records on standard error as remarks, lines or JSON."""
+
     def __init__(self, level: int, form: str) -> None:
         super().__init__(level)
         self._form = form

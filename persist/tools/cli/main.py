@@ -64,8 +64,8 @@ def _open_streams() -> None:
 def _choose_allocator() -> None:
     """Limit the memory that allocators keep, unless a variable is set.
 
-    Only the command line does this, because the process is its own. Arrow is set to use jemalloc: it reads the variable
-    when it is loaded, later; builds for Linux with glibc have jemalloc, others may not. The C library is limited to two
+    Only the command line does this, because it owns its process. Arrow is set to use jemalloc, by a variable that it
+    reads when it is loaded. Builds for Linux with glibc have jemalloc, others may not. The C library is limited to two
     heaps. Otherwise each thread gets a heap, up to eight for each core, and over months each heap grows to the largest
     piece of work of its threads.
     """

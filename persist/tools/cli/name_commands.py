@@ -27,9 +27,9 @@ def tag(
     collection: Name,
     name: Tag,
     time: Annotated[str | None, typer.Argument(metavar="TIME", help="A sealed time; else the latest one.")] = None,
-    move: Annotated[bool, typer.Option("--move", help="Let a tag that is at another time move.")] = False,
+    move: Annotated[bool, typer.Option("--move", help="Move the tag if it is at another time.")] = False,
 ) -> None:
-    """Name a sealed time, which stays readable as long as it has a name: --as-of TAG reads it."""
+    """Name a sealed time, so that --as-of TAG reads it; it stays readable until the tag is dropped."""
     with at.open_writer() as client:
         loaded = client.load(collection)
         tagged = loaded.tag(name, time, move=move)
@@ -79,7 +79,7 @@ def rename(
 def clone(
     at: Place,
     collection: Name,
-    name: Annotated[str, typer.Argument(metavar="TARGET", help="What the new collection is called.")],
+    name: Annotated[str, typer.Argument(metavar="TARGET", help="The name of the new collection.")],
     as_of: AsOf = None,
 ) -> None:
     """Make another collection with the same contents as of a time, without copying data."""
@@ -97,16 +97,16 @@ def clone(
 @command
 def view(
     at: Place,
-    name: Annotated[str, typer.Argument(metavar="VIEW", help="What the view is called: it is a collection.")],
+    name: Annotated[str, typer.Argument(metavar="VIEW", help="The name of the view, which is a collection.")],
     query: Annotated[
         str | None, typer.Argument(metavar="QUERY", help="A SELECT of DuckDB's SQL; else the view is shown.")
     ] = None,
     key: Annotated[list[str] | None, typer.Option("--key", "-k", help="A column of its key; may be repeated.")] = None,
     start: Annotated[
-        str | None, typer.Option(metavar="TIME", help='Where it begins, or "now"; else as early as its inputs.')
+        str | None, typer.Option(metavar="TIME", help='The first time, or "now"; else as early as the inputs.')
     ] = None,
     redefine: Annotated[
-        bool, typer.Option("--redefine", help="Give a view that is there this query: sealed times stay as they are.")
+        bool, typer.Option("--redefine", help="Change the query of a view; its sealed times stay as they are.")
     ] = False,
 ) -> None:
     """Store a query's result as a collection and keep it up to date; without a query, show the view."""
@@ -139,13 +139,13 @@ def refresh(
         list[str] | None, typer.Argument(metavar="VIEW", help="One after the other; all of them by default.")
     ] = None,
     memory_budget: Annotated[
-        int | None, typer.Option(metavar="BYTES", help="Of what is kept meanwhile; the rest goes to files.")
+        int | None, typer.Option(metavar="BYTES", help="Memory for state; the rest goes to files.")
     ] = None,
     spill_folder: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Where these files are made; they are gone at the end.")
+        str | None, typer.Option(metavar="FOLDER", help="The folder of these files, which are deleted at the end.")
     ] = None,
 ) -> None:
-    """Bring views up to the times to which what they read is sealed; without names all of them, in one commit."""
+    """Bring views up to the sealed times of their inputs; without names, all views in one commit."""
     refreshed: list[dict[str, Any]] = []
     with at.open_writer() as client:
         room = {"memory_budget": memory_budget, "spill_folder": spill_folder}
@@ -162,7 +162,7 @@ def refresh(
 def _refresh_each(
     client: "persist.Client", names: list[str], room: Mapping[str, Any]
 ) -> Iterator[tuple[str, "persist.Antichain"]]:
-    """Refresh views one by one. Earlier ones stay refreshed if one fails."""
+    """Refresh views one by one, and yield each with its upper. `room`: memory and spill options."""
     for name in names:
         loaded = client.view(name, **room)
         try:
@@ -172,7 +172,7 @@ def _refresh_each(
 
 
 def refresh_together(client: "persist.Client", room: Mapping[str, Any]) -> Iterator[tuple[str, "persist.Antichain"]]:
-    """Refresh all views as one program, in one commit."""
+    """Refresh all views in one commit, and yield each with its upper."""
     from persist.compute.sql import open_together
     from persist.tools.reports.surveys import load_facts
 
@@ -193,8 +193,8 @@ PLAN = Listing(
 @command
 def apply(
     at: Place,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="With a file NAME.sql for each view.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder with a file NAME.sql for each view.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Drop views that have no file, too.")] = False,
     yes: Yes = False,
 ) -> None:
@@ -225,6 +225,7 @@ def apply(
 
 
 def _format_upper(client: "persist.Client", name: str, upper: "persist.Antichain") -> str:
+    """Return a sentence: up to which time a view is up to date."""
     if upper.time is None:
         return f"{name} is complete: what it reads will not change any more"
     return f"{name} is up to date before {make_time_format(client.load(name))(upper.time)}"
@@ -260,6 +261,7 @@ def load_definitions(folder: str) -> "dict[str, Wanted]":
 
 
 def _load_definition(file: Path) -> "Wanted":
+    """Return the definition of a view in a file: query, key and start."""
     from persist.compute.sql import Wanted
 
     if file.stat().st_size > BYTES_MAX:

@@ -18,7 +18,7 @@ OWN = frozenset(("checkpoint", "directory", "gc", "list", "log", "lost", "part",
 
 @dataclass(frozen=True)
 class Place:
-    """The location of a command, with its options: `given` as NAME=VALUE, and a `file` with more of them."""
+    """The location of a command and its options: `given` as NAME=VALUE, `file` with more of them."""
 
     location: str
     given: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Place:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the store."""
+        """The storage options, from the command, the file and the environment."""
         return merge_storage_options(self.location, self.given, self.file)
 
     def settings(self, memory_budget: int | None = None) -> "persist.Settings":
@@ -67,7 +67,7 @@ class Place:
             yield client
 
     def find_foreign_file(self) -> str | None:
-        """Return a file in the folder that is not the library's, or None."""
+        """Return a file in the location's folder that this library did not write, or None."""
         if any(mark in self.location for mark in FAR):
             return None
         with suppress(OSError), os.scandir(os.path.expanduser(self.location)) as entries:
@@ -129,6 +129,7 @@ def merge_storage_options(location: str, option_texts: Sequence[str] = (), file:
 
 
 def _read_private_file(path: str) -> str:
+    """Return the text of a small file that only its owner may read."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as file:
             status = os.fstat(file.fileno())
@@ -143,6 +144,7 @@ def _read_private_file(path: str) -> str:
 
 
 def _parse_json(text: str, where: str) -> dict[str, Any]:
+    """Return the storage options in a JSON object."""
     try:
         options = json.loads(text)
     except (ValueError, RecursionError):

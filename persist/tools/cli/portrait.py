@@ -19,7 +19,7 @@ RUNS_SHOWN_MAX = 20
 
 
 def print_portrait(portrait: Portrait) -> None:
-    """Print the portrait of a collection."""
+    """Print the facts, columns, history and read plan of a collection."""
     facts = portrait.facts
     print_text(f"{facts.name} at {portrait.url}\n")
     print_table(("side", "column", "type"), portrait.columns)
@@ -45,7 +45,7 @@ def print_portrait(portrait: Portrait) -> None:
 
 
 def _print_origin(portrait: Portrait) -> None:
-    """Print where updates come from, unless users write them."""
+    """Print what fills a collection: a view, events or a source; nothing for plain writes."""
     if portrait.keyed is not None:
         keyed = portrait.keyed
         when = {"seal": "when their times are sealed", "background": "after the seal, and by readers before that"}
@@ -61,6 +61,7 @@ def _print_origin(portrait: Portrait) -> None:
 
 
 def _print_runs(portrait: Portrait, title: str, runs: list[dict[str, Any]], times: tuple[str, ...]) -> None:
+    """Print runs of parts as a table, the newest ones only."""
     if not runs:
         return
     left_out = len(runs) - RUNS_SHOWN_MAX

@@ -72,9 +72,9 @@ def read(
 def changes(
     at: Place,
     collection: Name,
-    start: Annotated[str, typer.Argument(metavar="START", help="The first time of interest.")],
+    start: Annotated[str, typer.Argument(metavar="START", help="The first time to read.")],
     until: Annotated[
-        str | None, typer.Argument(metavar="UNTIL", help="The first time that is not; else all that is sealed.")
+        str | None, typer.Argument(metavar="UNTIL", help="The first time to leave out; else all sealed ones are read.")
     ] = None,
     columns: Columns = None,
     where: Where = None,
@@ -104,14 +104,14 @@ def diff(
     at: Place,
     collection: Name,
     first: Annotated[str, typer.Argument(metavar="FIRST", help="A time or moment.")],
-    second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="Another time or moment.")],
     columns: Columns = None,
     where: Where = None,
     limit: Limit = None,
     format: Format = None,
     output: Output = None,
 ) -> None:
-    """Show what differs between the contents as of FIRST and as of SECOND, old and new values side by side."""
+    """Show the differences between the contents as of FIRST and SECOND: old and new values side by side."""
     from persist.tools.cli.row_output import choose_format, write_rows
 
     row_format = choose_format(format, output, at.as_json)
@@ -127,7 +127,7 @@ def tail(
     collection: Name,
     as_of: Annotated[
         str | None,
-        typer.Option("--as-of", metavar="TIME", help="Begin after this time; else with what comes from now on."),
+        typer.Option("--as-of", metavar="TIME", help="Begin after this time; else with the next updates."),
     ] = None,
     until: Annotated[
         str | None, typer.Option("--until", metavar="TIME", help="End when all before this time was shown.")
@@ -153,12 +153,12 @@ def tail(
 def wait(
     at: Place,
     collection: Name,
-    until: Annotated[str, typer.Option("--until", metavar="TIME", help="What is to be sealed: a time, or a moment.")],
+    until: Annotated[str, typer.Option("--until", metavar="TIME", help="The time or moment to wait for.")],
     timeout: Annotated[
         float | None, typer.Option("--timeout", min=0.01, metavar="SECONDS", help="How long to wait; else for ever.")
     ] = None,
 ) -> int:
-    """Wait until a time of a collection is sealed, so that it reads the same for ever; then end with status 0.
+    """Wait until a time of a collection is sealed, and then end with status 0.
 
     It waits as long as it takes, or for the seconds of --timeout. Status 1 means that it was not sealed in time.
     """
@@ -182,7 +182,7 @@ def wait(
 
 
 def _report_waiting(collection: "persist.Collection", what: str) -> None:
-    """Print progress on a terminal."""
+    """Print on a terminal up to which time a collection is sealed."""
     if sys.stdout.isatty():
         upper = collection.upper.time
         sealed = "complete" if upper is None else f"sealed before {make_time_format(collection)(upper)}"
@@ -222,6 +222,7 @@ def follow(collection: "persist.Collection", as_of: int | str | None, *, until: 
 
 
 def _print_updates(updates: "pa.Table", format: str, brief: Callable[[int], str], *, with_head: bool) -> None:
+    """Print updates as a table, CSV or JSON lines."""
     if format == "json":
         from persist.connect.egress.files import JsonLinesWriter
 

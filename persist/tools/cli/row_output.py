@@ -26,7 +26,7 @@ SHOWN_MAX = 50  # Rows of a table on the screen without --limit.
 
 
 def choose_format(requested: str | None, output: str | None, as_json: bool) -> str:
-    """Return the format for rows: the requested one, or one that fits the file's name or the terminal."""
+    """Return the requested format, or the one of the file's name, or of the terminal."""
     if requested is not None and requested not in WRITTEN:
         raise InvalidUsage(f"--format {requested!r} is not a format: use one of {', '.join(WRITTEN)}")
     if requested is not None and as_json and requested != "json":
@@ -68,6 +68,7 @@ def _write_batches(
     limit: int | None,
     in_order: bool,
 ) -> int:
+    """Write rows to a file, a pipe or the screen; return their number."""
     if format == "table" and output is None:
         return _print_rows(schema, batches, SHOWN_MAX if limit is None else limit, in_order)
     if format in ("parquet", "arrow") and output is None and sys.stdout.isatty():
@@ -96,6 +97,7 @@ def _limit_batches(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iter
 
 
 def _print_rows(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int, in_order: bool) -> int:
+    """Print rows as a table, sorted unless `in_order`; return their number."""
     rows: list[tuple[Any, ...]] = []
     is_more = False
     for batch in batches:
@@ -119,6 +121,7 @@ def _print_rows(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int
 
 
 def _format_cell(value: object) -> str:
+    """Return a value as a cell; bytes as hexadecimal digits."""
     return value.hex() if isinstance(value, bytes) else format_cell(value)
 
 
@@ -147,7 +150,7 @@ def open_output(output: str | None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _name_in_errors(output: str) -> Iterator[None]:
-    """Add the file's name to errors without one, such as a full disk."""
+    """Add the file's name to an OSError that lacks one, such as for a full disk."""
     try:
         yield
     except BrokenPipeError:

@@ -58,11 +58,13 @@ def sql(
     ] = None,
     as_of: Annotated[
         list[str] | None,
-        typer.Option("--as-of", metavar="[NAME=]TIME", help="Of all collections, or of one; may be repeated."),
+        typer.Option(
+            "--as-of", metavar="[NAME=]TIME", help="The time to read all collections at, or NAME; may be repeated."
+        ),
     ] = None,
     time: Annotated[
         str | None,
-        typer.Option("--time", "-t", metavar="TIME", help="Of what a statement changes; else that of its commit."),
+        typer.Option("--time", "-t", metavar="TIME", help="The time of the changes; else that of the commit."),
     ] = None,
     files: Annotated[
         bool, typer.Option("--files", help="Let the query read files and URLs, too, with your rights: read_csv, …")
@@ -71,9 +73,9 @@ def sql(
     format: Format = None,
     output: Output = None,
 ) -> int:
-    """Query collections with DuckDB, all at one point of the log; or change one: UPDATE, INSERT, CREATE TABLE, …
+    """Query collections with DuckDB as of one point of the log, or change one: UPDATE, INSERT, …
 
-    Without a query, it is a shell, or carries out what comes from standard input.
+    Without a query, it is a shell, or runs the statements from standard input.
     """
     from persist.compute.query import classify_statement
     from persist.tools.cli.row_output import choose_format
@@ -87,11 +89,11 @@ def sql(
         raise persist.InvalidUsage("--time and --output go with a query: a shell writes to the screen")
     if query is not None and classify_statement(query) is not None:
         if as_of or limit is not None or format or output:
-            raise persist.InvalidUsage("a statement takes --time and --files alone: it gives no rows")
+            raise persist.InvalidUsage("a statement returns no rows, so it takes only the options --time and --files")
         _run_change(at, query, time, files=files)
         return OK
     if query is not None and time is not None:
-        raise persist.InvalidUsage("--time is of what a statement changes: a query is read --as-of a time")
+        raise persist.InvalidUsage("--time is the time of a change: use --as-of to query an earlier time")
     with at.open_reader() as client:
         shell = Shell(at, client, row_format, limit, times, files)
         if query is None:
@@ -101,6 +103,7 @@ def sql(
 
 
 def _run_change(at: Place, statement: str, time: str | None, *, files: bool) -> None:
+    """Run a statement that changes something; print what it did."""
     from persist.api.definitions import run_statement
 
     with at.open_writer() as client:
@@ -120,7 +123,7 @@ def _run_change(at: Place, statement: str, time: str | None, *, files: bool) -> 
 
 @dataclass
 class Shell:
-    """An interactive session of queries and statements."""
+    """An interactive session that runs queries and statements."""
 
     at: Place
     client: "persist.Client"
@@ -130,7 +133,7 @@ class Shell:
     files: bool = False
 
     def ask(self, query: str, output: str | None = None) -> None:
-        """Run a query and show its result."""
+        """Run a query and print its rows, or write them to a file."""
         from persist.tools.cli.row_output import write_rows
 
         with self.client.sql(query, as_of=self.times, files=self.files) as result:
@@ -149,6 +152,7 @@ class Shell:
         return True
 
     def _command(self, name: str, argument: str = "") -> bool:
+        """Run a command of the shell, such as .help; return False to end."""
         argument = argument.strip()
         if name in (".exit", ".quit"):
             return False
@@ -174,7 +178,7 @@ class Shell:
         return True
 
     def words(self, before: str) -> list[str]:
-        """Return completions: keywords, collections and their columns."""
+        """Return the words that may complete the input: keywords, collections and their columns."""
         names = self.client.collections()
         columns: list[str] = []
         for name in names:
@@ -260,7 +264,7 @@ def _run_interactively(shell: Shell) -> int:
 
 @contextmanager
 def _edit_lines(shell: Shell, lines: StatementReader) -> Iterator[Callable[[], None]]:
-    """Enable editing and completion by readline; yield a function that saves the history."""
+    """Enable line editing and completion; yield a function that saves the history."""
     try:
         import readline
     except ImportError:
@@ -295,7 +299,7 @@ def _edit_lines(shell: Shell, lines: StatementReader) -> Iterator[Callable[[], N
 
 
 def find_matching(words: list[str], text: str) -> list[str]:
-    """Return words that begin with a text, ignoring case. After a quote, only names."""
+    """Return the words that begin with a text, ignoring case; after a quote, only names."""
     if text.startswith('"'):
         named = [word if word.startswith('"') else f'"{word}"' for word in words if word not in KEYWORDS]
         return [name for name in named if name.lower().startswith(text.lower())]

@@ -37,7 +37,7 @@ def status(at: Place, watch: Watch = False) -> None:
 
 
 def print_health(health: "Health") -> None:
-    """Print the health of a location."""
+    """Print the health of a location in sections."""
     origin = "which is gone" if health.written_at is None else f"of {health.written_at} in format {health.format}"
     print_text(
         f"{health.location} at record {health.seqno:,} {origin}; the log has {format_count(health.records, 'record')}"
@@ -130,7 +130,7 @@ def _print_section(
     *,
     right: tuple[int, ...] = (),
 ) -> None:
-    """Print the first facts as a table, and the number of the others."""
+    """Print the first facts as a table, and how many more there are."""
     if not facts:
         return
     print_text("")
@@ -141,6 +141,7 @@ def _print_section(
 
 
 def _format_time(time: int | None, moment: str | None) -> str:
+    """Return a time as its moment, or as a number; None as "for ever"."""
     return "for ever" if time is None else (moment if time else None) or f"{time:,}"
 
 
@@ -149,4 +150,5 @@ def _format_bytes(count: int | None) -> str:
 
 
 def _format_age(seconds: float | None) -> str:
+    """Return a duration in words; None as a dash."""
     return "-" if seconds is None else format_duration(seconds) if seconds > 0 else "ahead"

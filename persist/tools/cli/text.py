@@ -73,18 +73,20 @@ _OPTIONS = {
 
 
 class _CommandLine:
-    """The names of calls and options on the command line, for messages."""
+    """Names calls and options of Python as on the command line, in errors."""
 
     def name_call(self, name: str) -> str:
+        """Return the command for a call, such as persist compact."""
         return f"{name} in Python" if name in _ONLY_PYTHON else f"persist {_COMMANDS.get(name, name)}"
 
     def name_option(self, name: str, value: str) -> str:
+        """Return the option of a command for a keyword argument."""
         option = "--" + name.removesuffix("_s").replace("_", "-")
         return option if value in ("", "True") else f"{option} {value}"
 
 
 def format_error(error: "PersistError") -> str:
-    """Return an error's message with the command line's option names."""
+    """Return an error's message in the words of the command line."""
     text = error.format_message(_CommandLine())
     name, equals, value = text.partition("=")
     return f"--{name.replace('_', '-')} {value}" if equals and name in _OPTIONS else text
@@ -93,7 +95,7 @@ def format_error(error: "PersistError") -> str:
 def print_table(
     head: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = (), texts: Iterable[int] = ()
 ) -> None:
-    """Print a table with columns, by number, that are aligned at the right, and columns of texts that may be cut."""
+    """Print a table; `right` and `texts` number columns to align right, and to cut."""
     to_right, cut = {*right}, {*texts}
     names = [format_cell(name) for name in head]
     cells = [[format_cell(value, whole=at not in cut) for at, value in enumerate(row)] for row in rows]
@@ -121,6 +123,7 @@ def print_table(
 
 
 def _print_upright(names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Print each row as lines of name and value."""
     widest = max(map(len, names))
     for number, row in enumerate(cells, 1):
         print(f"row {number:,}")

@@ -15,15 +15,17 @@ from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.text import format_error, print_json, print_remark, print_table, print_text
 from persist.tools.reports.times import make_time_format
 
-HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
+HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="The name of the hold, as `holds` shows it.")]
 
 
 @command
 def hold(
     at: Place,
     collection: Name,
-    name: Annotated[str, typer.Argument(metavar="HOLD", help="What it is called: whoever knows the name can move it.")],
-    time: Annotated[str, typer.Argument(metavar="TIME", help="since stays at or before it.")],
+    name: Annotated[
+        str, typer.Argument(metavar="HOLD", help="The name of the hold, by which it is moved and released.")
+    ],
+    time: Annotated[str, typer.Argument(metavar="TIME", help="The time at or before which since stays.")],
 ) -> None:
     """Keep a time and all later ones readable until the hold is released; repeat to move it."""
     with at.open_writer() as client:
@@ -61,7 +63,7 @@ def retain(
     ],
     yes: Yes = False,
 ) -> None:
-    """Let a collection forget, with each seal, history older than this before upper, after a prompt."""
+    """Let each seal drop history that is older than RETENTION before upper, after a prompt."""
     new_retention = None if retention == "all" else int(retention) if retention.isdecimal() else retention
     with at.open_writer() as client:
         loaded = client.load(collection)
@@ -82,14 +84,12 @@ def compact(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", help="Let times before it be forgotten for good; holds and tags keep theirs. Asks."
-        ),
+        typer.Option(metavar="TIME", help="Drop history before it, after a prompt; holds and tags keep theirs."),
     ] = None,
     memory_budget: Annotated[int | None, typer.Option(metavar="BYTES", help="At most about this much memory.")] = None,
     yes: Yes = False,
 ) -> None:
-    """Make reading cheap, and destroy what may not be read any more."""
+    """Merge the parts of collections, so that reads cost less; drop history before since."""
     from persist.core.progress import report_work
 
     if since is not None and not collections:
@@ -124,10 +124,10 @@ def maintain(
     at: Place,
     every: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0.1, help="Again and again with this pause, until it is interrupted."),
+        typer.Option(metavar="SECONDS", min=0.1, help="Repeat with this pause, until interrupted."),
     ] = None,
 ) -> None:
-    """Do the work that is due: refresh views, compact, destroy deleted data, and collect garbage."""
+    """Do due work: refresh views, compact, destroy deleted data, collect garbage."""
     with at.open_writer(background=every is not None) as client, catch_sigterm() as stop:
         while True:
             done: dict[str, int] = {}
@@ -144,7 +144,7 @@ def maintain(
 
 
 def maintain_once(client: "persist.Client", *, is_repeated: bool = False) -> dict[str, int]:
-    """Do all due work; return counts by kind. The first error is raised last."""
+    """Do all due work once; return counts by kind. Raises the first error at the end."""
     from persist.tools.cli.name_commands import refresh_together
     from persist.tools.reports.health import report_health
 
@@ -188,7 +188,7 @@ def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
 @command
 def gc(
     at: Place,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, show what would be deleted.")] = False,
 ) -> None:
     """Delete blobs that nothing refers to any more."""
     with at.open_writer() as client:
@@ -199,9 +199,10 @@ def gc(
 
 @command
 def upgrade(
-    at: Place, dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be.")] = False
+    at: Place,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, show what would be done.")] = False,
 ) -> None:
-    """Raise the number of the location's format to the newest that this release writes; older releases stop then."""
+    """Raise the location's format to the newest of this release; older releases then cannot open it."""
     with at.open_reader() if dry_run else at.open_writer() as client:
         report = client.upgrade(dry_run=dry_run)
         report_done(at, {"dry_run": dry_run, **asdict(report)}, str(report))
@@ -292,7 +293,7 @@ def fsck(
 
 @command
 def bench(at: Place) -> None:
-    """Measure this client at this location, with a collection of its own that is destroyed afterwards."""
+    """Measure reads and writes at this location, in a collection that is dropped afterwards."""
     with at.open_writer(may_be_new=True) as client:
         measures = measure(client)
     if at.as_json:
@@ -317,7 +318,7 @@ BENCH_ROWS, COMMITS, LOOKUPS = 100_000, 20, 100
 
 
 def measure(client: "persist.Client") -> dict[str, Any]:
-    """Return seconds and rates of a test. Its data is dropped afterwards."""
+    """Return seconds and rates of test reads and writes; their data is dropped afterwards."""
     import numpy as np
     import pyarrow as pa
 

@@ -33,13 +33,17 @@ At = Annotated[
     ),
 ]
 TimeOfAll = Annotated[
-    str | None, typer.Option("--time", "-t", metavar="TIME", help="Of all rows, if not that of the commit.")
+    str | None, typer.Option("--time", "-t", metavar="TIME", help="The time of all rows; else that of the commit.")
 ]
 TimeColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the time of each row.")]
-Future = Annotated[bool, typer.Option("--allow-future", help="Take times that are more than a day ahead of the clock.")]
-SealTo = Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last of it.")]
-Token = Annotated[str | None, typer.Option(help="Names the load, which happens once; else the file's contents do.")]
-Ignore = Annotated[list[str] | None, typer.Option("--ignore", metavar="COLUMN", help="Leave out; may be repeated.")]
+Future = Annotated[
+    bool, typer.Option("--allow-future", help="Accept times that are more than a day ahead of the clock.")
+]
+SealTo = Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last commit.")]
+Token = Annotated[str | None, typer.Option(help="A name by which the load happens once; else the file's hash.")]
+Ignore = Annotated[
+    list[str] | None, typer.Option("--ignore", metavar="COLUMN", help="Leave a column out; may be repeated.")
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave rows out that do not fit, and write the others.")]
 Where = Annotated[
     str | None, typer.Option("--where", metavar="CONDITION", help="Such as \"status = 'paid' and amount > 5\".")
@@ -48,10 +52,10 @@ Where = Annotated[
 
 Keys = Annotated[str | None, typer.Option("--keys", metavar="FILE", help="A file with the key columns.")]
 OrderBy = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN", help="With --keyed: of two events of a key, the later by this.")
+    list[str] | None, typer.Option(metavar="COLUMN", help="With --keyed: orders the events of a key; may be repeated.")
 ]
 Tombstone = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="With --keyed: the column that says that its key is deleted.")
+    str | None, typer.Option(metavar="COLUMN", help="With --keyed: the column that marks deleted keys.")
 ]
 Ties = Annotated[
     str, typer.Option(help='With --keyed: of events that are equal in order, "last" to arrive or "greatest" value.')
@@ -61,7 +65,7 @@ Ties = Annotated[
 def make_keyed_form(
     keyed: bool, order_by: list[str] | None, tombstone: str | None, ties: str, resolve: str = "seal"
 ) -> "persist.Keyed | None":
-    """Return the form of a keyed collection; None if it is not keyed."""
+    """Return the declaration of a keyed collection from options; None if it is not keyed."""
     if not keyed and (order_by or tombstone is not None or ties != "last" or resolve != "seal"):
         raise persist.InvalidUsage("--order-by, --tombstone, --ties and --resolve go with --keyed")
     form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties, "resolve": resolve}
@@ -75,9 +79,12 @@ def create(
     key: Annotated[
         list[str] | None, typer.Option("--key", "-k", metavar="NAME:TYPE", help="Such as id:int64; may be repeated.")
     ] = None,
-    value: Annotated[list[str] | None, typer.Option("--value", "-v", metavar="NAME:TYPE", help="Likewise.")] = None,
+    value: Annotated[
+        list[str] | None,
+        typer.Option("--value", "-v", metavar="NAME:TYPE", help="Such as amount:float64; may be repeated."),
+    ] = None,
     like: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Take types, and values that are not named, from its columns.")
+        str | None, typer.Option(metavar="FILE", help="A file whose columns have the types; unnamed ones are values.")
     ] = None,
     timeline: Annotated[
         str | None, typer.Option(metavar="UNIT", help="Times are s, ms, us or ns since 1970, not plain numbers.")
@@ -93,7 +100,7 @@ def create(
     ] = "seal",
     format: Format = None,
 ) -> None:
-    """Make a collection, empty; the location, too, if it is not there."""
+    """Create an empty collection, and the location if it is missing."""
     from persist.tools.cli.columns import parse_columns
 
     form = make_keyed_form(keyed, order_by, tombstone, ties, resolve)
@@ -125,7 +132,7 @@ def write(
     file: File,
     time: TimeOfAll = None,
     time_column: TimeColumn = None,
-    diff: Annotated[int | None, typer.Option(help="Of all rows that have no _diff; 1 inserts, -1 retracts.")] = None,
+    diff: Annotated[int | None, typer.Option(help="The diff of rows without _diff: 1 inserts, -1 retracts.")] = None,
     seal: SealTo = None,
     token: Token = None,
     ignore: Ignore = None,
@@ -133,9 +140,9 @@ def write(
     allow_future: Future = False,
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", "-k", metavar="NAME", help="Create it if there is none, with this key; may be repeated."),
+        typer.Option("--key", "-k", metavar="NAME", help="Create a missing collection with this key; may be repeated."),
     ] = None,
-    no_key: Annotated[bool, typer.Option("--no-key", help="Create it if there is none, without a key.")] = False,
+    no_key: Annotated[bool, typer.Option("--no-key", help="Create a missing collection without a key.")] = False,
     mode: Annotated[
         str | None,
         typer.Option(
@@ -145,7 +152,7 @@ def write(
     timeline: Annotated[
         str | None,
         typer.Option(
-            metavar="UNIT", help="Of one that is created: s, ms, us, ns or none; else ms, or none for whole numbers."
+            metavar="UNIT", help="Of a new collection: s, ms, us, ns or none; else ms, or none for whole numbers."
         ),
     ] = None,
     format: Format = None,
@@ -186,7 +193,7 @@ def upsert(
     allow_future: Future = False,
     format: Format = None,
 ) -> int:
-    """Give keys of a keyed collection new values, or delete them where a column _deleted is true."""
+    """Add events of a file to a keyed collection: new values of keys, or deletions with _deleted true."""
     from persist.tools.cli.loading import Plan
 
     when, upper = _choose_row_times(time, time_column, "an event"), seal
@@ -195,7 +202,7 @@ def upsert(
 
 
 def _choose_row_times(time: str | None, time_column: str | None, what: str) -> int | str | None:
-    """Return the time of all rows, their time column, or None for own times."""
+    """Return the time of all rows or the column of times; None if rows have `_time`."""
     if time is not None and time_column is not None:
         raise persist.InvalidUsage(f"--time and --time-column exclude each other: {what} has one time")
     from persist.core.timeline import is_column_name  # Here, because help does without it.
@@ -206,6 +213,7 @@ def _choose_row_times(time: str | None, time_column: str | None, what: str) -> i
 
 
 def _parse_time(time: str | None) -> int | str | None:
+    """Return a time as a number, or a moment as text."""
     return None if time is None else parse_write_time(time)
 
 
@@ -221,7 +229,7 @@ def _load_file(
     timeline: str | None = None,
     mode: Any = None,
 ) -> int:
-    """Write the updates of a file, or its events if the plan has `late`; with a key, create a missing collection."""
+    """Write a file as updates or, if the plan has `late`, as events; return the exit status."""
     from persist.connect.ingest.row_files import read_names
     from persist.engine.location.opening import choose_write_mode
     from persist.tools.cli.loading import has_begun, load, open_input
@@ -236,7 +244,9 @@ def _load_file(
             has_diffs = plan.diff is not None or "_diff" in read_names(rows)
             plan = replace(plan, mode=choose_write_mode(target.handle, mode, names_key=bool(key), has_diffs=has_diffs))
         if plan.mode == "update":
-            raise persist.InvalidUsage("--mode update: a file has whole rows. Give --mode upsert, or UPDATE in `sql`")
+            raise persist.InvalidUsage(
+                "--mode update cannot write a file of whole rows: use --mode upsert, or `persist sql` with UPDATE"
+            )
         if mode == "error" and target.handle.create is None and not has_begun(target, rows, plan, plan.token):
             raise persist.errors.CollectionExists(collection)
         has_times = plan.time is None and time_column is None and "_time" in read_names(rows)
@@ -334,14 +344,12 @@ def delete(
 def restore(
     at: Place,
     collection: Name,
-    as_of: Annotated[
-        str, typer.Argument(metavar="AS_OF", help="When it held what it shall hold again: a time, a moment or a tag.")
-    ],
+    as_of: Annotated[str, typer.Argument(metavar="AS_OF", help="The time, moment or tag whose contents to restore.")],
     time: At = None,
-    token: Annotated[str | None, typer.Option(help="Names the command, which happens once.")] = None,
+    token: Annotated[str | None, typer.Option(help="A name by which the command happens once.")] = None,
     allow_future: Future = False,
 ) -> None:
-    """Make the contents of a collection what they were, as a change of today: history stays."""
+    """Make the contents of a collection equal to an earlier time; history stays."""
     with at.open_writer() as client:
         loaded = _load_writable(client, collection)
         future = loaded.restore(as_of, time=_parse_time(time), token=token, allow_future=allow_future)
@@ -355,7 +363,9 @@ def seal(
     at: Place,
     collection: Name,
     upper: Annotated[str | None, typer.Argument(metavar="TIME", help="The first time that stays open.")] = None,
-    for_ever: Annotated[bool, typer.Option("--for-ever", help="Nothing more will ever come.")] = False,
+    for_ever: Annotated[
+        bool, typer.Option("--for-ever", help="Complete the collection: no more updates will come.")
+    ] = False,
     allow_future: Future = False,
 ) -> None:
     """Promise that no more updates come before a time, so that it can be read."""
@@ -385,15 +395,15 @@ def drop(at: Place, collection: Name, yes: Yes = False) -> None:
 
 
 def check_format(keys: str | None, format: str | None) -> None:
-    """Raise InvalidUsage if a format is given without a file."""
+    """Raise InvalidUsage if there is a format without a file."""
     if keys is None and format is not None:
-        raise persist.InvalidUsage("--format is that of the file of --keys, and there is none")
+        raise persist.InvalidUsage("--format is the format of the file of --keys: add --keys, or leave --format out")
 
 
 def read_keys(
     collection: "persist.Collection", file: str, format: str | None, ignore: Sequence[str] | None = None
 ) -> "pa.Table":
-    """Return the keys in a file."""
+    """Return the key columns of the rows in a file."""
     import pyarrow as pa
 
     from persist.tools.cli.loading import check_rows, open_input, read_rows
@@ -435,7 +445,7 @@ def _load_or_plan_target(
     ignore: list[str] | None,
     timeline: str | None,
 ) -> "persist.Collection":
-    """Return the collection, which must have this key, or a new one that the first commit creates."""
+    """Return the collection with this key, or a new one, created by the first commit."""
     import pyarrow as pa
 
     from persist.engine.location.opening import find_row_target
@@ -458,6 +468,7 @@ def _plan_columns(
     is_events: bool = False,
     keys_only: bool = False,
 ) -> "RowColumns":
+    """Return which columns of a file to read, for updates, events or keys."""
     from persist.connect.ingest.row_columns import RowColumns
 
     return RowColumns(

@@ -1,7 +1,7 @@
 """Estimates the cost of a location: recent requests, stored bytes, and the monthly price of both.
 
 This client counts its own requests (`Client.metrics`), not those of other processes. One listing has the size and the
-age of each object. Each object took a PUT of some client. So the PUTs of the last hours are at least as many as their
+age of each object. Each object was created by a PUT of some client, so at least as many PUTs were sent as there are new
 objects.
 
 A large object counts as one request here, though a client may send it in several parts.
@@ -38,7 +38,7 @@ Price = Annotated[float, msgspec.Meta(ge=0)]
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prices in dollars; the defaults are the list prices of S3 Standard in us-east-1, for clients in that region.
 
-    `read_gib`: of each GiB that GETs return, such as the price of traffic out of the region.
+    `read_gib`: the price of a GiB that GETs return, such as for traffic out of the region.
     """
 
     puts_1000: Price = 0.005
@@ -62,7 +62,7 @@ LIST_PRICES = Prices()
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one kind of requests or of objects, in dollars per month at the present rate."""
+    """The cost of one kind of requests, or of stored objects, in dollars a month."""
 
     kind: str
     requests: int
@@ -74,7 +74,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The cost of all requests and objects.
+    """The monthly cost of a location: requests by kind, and objects.
 
     `since_s`: the time after which requests count; `sent`: requests of this client; `made`: new objects that still
     exist.
@@ -113,6 +113,7 @@ def estimate_costs(client: "persist.Client", prices: Prices = LIST_PRICES) -> Co
 
 
 def _make_request_cost(kind: str, count: Counter[str], prices: Prices, months: float) -> Cost:
+    """Return the monthly cost of requests of a kind, at the rate of `count`."""
     of_1000 = {
         "PUT": prices.puts_1000, "GET": prices.gets_1000, "LIST": prices.lists_1000, "DELETE": prices.deletes_1000
     }  # fmt: skip

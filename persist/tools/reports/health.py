@@ -8,7 +8,7 @@ the newest records. The log lacks the bytes that garbage collection will free, s
   before the least upper of its inputs.
 - *Live* bytes are read for the latest contents: the newest keyframe, and the history after it. The others are history,
   which stays as long as `since` is before its times.
-- History is *kept back* by the least hold or tag of a collection whose `since` would have passed it by now.
+- A hold or tag *keeps back* history if `since` would be later without it. The report names the least of them.
 """
 
 import time
@@ -62,7 +62,7 @@ class LastFailure:
 class ViewLag:
     """How far a view is behind, and which input is furthest behind.
 
-    `behind_s` is None without moments, or before the first seal; `is_due`: a refresh would bring it further.
+    `behind_s` is None without moments, or before the first seal; `is_due`: a refresh would advance it.
     """
 
     view: str
@@ -78,9 +78,9 @@ class ViewLag:
 
 @dataclass(frozen=True)
 class SourceHealth:
-    """A source and its collections. `behind_s` is the slowest one's.
+    """A source, its collections, and how far the slowest of them is behind.
 
-    `behind_bytes`: unread bytes of the source at its last read; None if unknown.
+    `behind_bytes`: the unread bytes of the source at its last read; None if unknown.
     """
 
     source: str
@@ -92,9 +92,10 @@ class SourceHealth:
 
 @dataclass(frozen=True)
 class SinkHealth:
-    """A sink and its collections. A sink that failed before it had a hold is named after the hold.
+    """A sink and its collections, and how far the slowest of them is behind.
 
-    `behind_s` is how far sent updates are behind sealed ones, for the slowest collection.
+    `behind_s`: the seconds between its last sent and its last sealed moment. `sink`: for a sink that failed before it
+    had a hold, the name of that hold.
     """
 
     sink: str
@@ -120,12 +121,12 @@ class SinceBlocker:
 
 @dataclass(frozen=True)
 class WaitingBlobs:
-    """Unreferenced blobs, and the time until which they stay.
+    """Deleted blobs that are still stored, and until when.
 
     Attributes:
         why: "dropped", "replaced" by compaction, or "erased": records of the log from before an erasure.
         blobs, bytes: None if they were not listed; see `LISTED_MAX`.
-        given_up_at, until: moments, ISO 8601; approximate, because the collector uses the store's own clock.
+        given_up_at, until: ISO 8601: when they were deleted, and about when gc, by the store's clock, removes them.
         waits_for: "the grace period", a lease with its holder, or "the next gc".
     """
 
@@ -140,7 +141,7 @@ class WaitingBlobs:
 
 @dataclass(frozen=True)
 class DueWork:
-    """Due maintenance, and the command for it."""
+    """A kind of due maintenance, its collections, and the command that does it."""
 
     work: str
     command: str
@@ -152,7 +153,7 @@ class DueWork:
 class ClientActivity:
     """A client that reads or writes.
 
-    `does`: "reads", "writes", "reads, writes" or "writes exclusively"; `at`: its last known write.
+    `does`: "reads", "writes", "reads, writes" or "writes exclusively"; `at`: the moment of its last known write.
     """
 
     client: str
@@ -168,7 +169,7 @@ class Health:
     Attributes:
         written_at: when its newest record was made, by the clock of its writer; None if that record is gone.
         clients: the holders of leases, the exclusive writer, and who made the `RECENT` newest records.
-        live_bytes, history_bytes: see the module; waiting_bytes is None if not all of it was listed.
+        live_bytes, history_bytes: see the module. waiting_bytes: None if not all folders were listed.
     """
 
     location: str
@@ -191,7 +192,7 @@ class Health:
 
 
 def report_health(client: "persist.Client", now_s: float | None = None, *, known: FactsCache | None = None) -> Health:
-    """Return a location's health. Cost: the facts of all collections, new records, and listings.
+    """Return a location's health. Cost: states of all collections, new records, and listings.
 
     `known`: the cache of an earlier report, so that only changed collections are read.
     """
@@ -233,6 +234,7 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
 
 
 def _compute_view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
+    """Return how far a view is behind, and its slowest input."""
     assert facts.contents.view is not None
     inputs = [by_id[id_] for id_ in facts.contents.view["inputs"] if id_ in by_id]
     least = min(inputs, key=lambda input_: input_.contents.upper, default=None)
@@ -252,11 +254,13 @@ def _compute_view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
 
 
 def _load_failure(facts: Facts, sink: str = "") -> LastFailure | None:
+    """Return the stored failure of a refresh or source, or of a named sink; or None."""
     failure = load_failures(facts.contents).get(sink)
     return None if failure is None else LastFailure(format_moment(failure.at_ms / 1000), failure.by, failure.error)
 
 
 def _list_sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float) -> tuple[SourceHealth, ...]:
+    """Return the sources of collections, with their lags and failures."""
     filled = defaultdict[str, list[Facts]](list)
     for facts in all_facts:
         if (source := facts.contents.about.properties.get(SOURCE)) is not None:
@@ -303,7 +307,7 @@ def _list_sinks(client: "persist.Client", all_facts: Sequence[Facts]) -> tuple[S
 
 
 def _measure_unsent(client: "persist.Client", facts: Facts, sent: int) -> tuple[float | None, int]:
-    """Return how far a sink is behind upper, in seconds and bytes."""
+    """Return how many seconds and bytes of sealed updates a sink has not sent."""
     if facts.latest is None or facts.latest <= sent:
         return 0.0, 0
     unsent_bytes = sum(part.bytes for part in facts.contents.history_parts if part.time_max > sent)
@@ -313,7 +317,7 @@ def _measure_unsent(client: "persist.Client", facts: Facts, sent: int) -> tuple[
 
 
 def _compute_source_lag_s(client: "persist.Client", facts: Facts, now_s: float) -> float | None:
-    """Return how many seconds a source's data is behind now, or None."""
+    """Return how many seconds a collection of a source is behind now; None without moments."""
     if facts.timeline is not None:
         return facts.lag_s(now_s)
     read = client.load(facts.name).handle.read_until()
@@ -342,6 +346,7 @@ def _find_since_blockers(facts: Facts, names: Mapping[str, str], control: Locati
 
 
 def _sum_live_bytes(facts: Facts) -> int:
+    """Return the bytes that a read of the latest contents needs."""
     contents = facts.contents
     newest = max(contents.keyframes, key=lambda keyframe: keyframe.as_of, default=None)
     newest_parts = () if newest is None else contents.list_parts(newest.parts)
@@ -350,7 +355,7 @@ def _sum_live_bytes(facts: Facts) -> int:
 
 
 def list_waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
-    """Return blobs that wait for collection, oldest first. Blobs that clones use are left out.
+    """Return deleted blobs that are still stored, oldest first, except blobs that clones use.
 
     Cost: a LIST for each folder of a collection, `LISTED_MAX` at most, and the states of the clones with parts there.
     """
@@ -379,10 +384,9 @@ def list_waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBl
 
 
 def _list_old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages) -> list[WaitingBlobs]:
-    """Return log records from before the newest erasure, which contain erased values.
+    """Return the log records that still contain erased values, as waiting blobs.
 
-    When they may be deleted depends on the first checkpoint after the erasure, as in `persist.engine.upkeep`, even if
-    that is not made yet.
+    They are deleted some time after the first checkpoint that follows the erasure, as in `persist.engine.upkeep`.
     """
     blob, control, now_s = client.engine.blob, ages.state.control, ages.now_s
     if not control.erasures or control.erasures[-1][0] <= control.log_floor:
@@ -407,6 +411,7 @@ def _list_old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages
 def _make_waiting_blobs(
     dropped: Dropped, name: str | None, sizes: Mapping[str, int] | None, ages: Ages
 ) -> WaitingBlobs:
+    """Return the report on one deletion: its blobs, and until when they stay."""
     control, policy, now_s = ages.state.control, ages.policy, ages.now_s
     keys = [] if sizes is None else [*sizes] if dropped.is_destroyed else [k for k in dropped.blobs if k in sizes]
     until_s, waits_for = dropped.written_ms / 1000 + policy.grace_s, "the grace period"
@@ -437,6 +442,7 @@ def _list_due_work(
     control: LocationState,
     now_s: float,
 ) -> list[DueWork]:
+    """Return the maintenance that is due, by kind."""
     tuning, skew_s = client.engine.settings.tuning, client.engine.follower.policies.newest.clock_skew_s
     work = {
         ("refresh views", "persist refresh"): [view.view for view in views if view.is_due],
@@ -458,7 +464,7 @@ def _list_due_work(
 def _list_recent_records(
     client: "persist.Client", known_facts: FactsCache, newest: int, floor: int
 ) -> list[RecordOrigin]:
-    """Return the origins of the newest records, newest first. Records that are not in the cache are read."""
+    """Return the writers of the newest records, newest first; reads only records that the cache lacks."""
     seqnos = range(newest, max(floor, newest + 1 - RECENT) - 1, -1)
     unknown = [seqno for seqno in seqnos if seqno not in known_facts.made]
     with ThreadPoolExecutor(THREADS, "persist-recent") as threads:
@@ -479,6 +485,7 @@ def _list_recent_records(
 
 
 def _list_clients(control: LocationState, recent: Sequence[RecordOrigin]) -> tuple[ClientActivity, ...]:
+    """Return the clients that hold a lease or wrote a recent record."""
     wrote: dict[str, int] = {}
     for record_origin in recent:
         if record_origin.writes:

@@ -32,7 +32,7 @@ AT_ONCE = 256  # States that are kept in memory together.
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about one collection in one state."""
+    """Facts about one collection, from its state alone."""
 
     contents: CollectionState
 
@@ -42,7 +42,7 @@ class Facts:
 
     @cached_property
     def timeline(self) -> Timeline | None:
-        """The unit of its times; None for plain numbers."""
+        """The unit of the collection's times; None if they are plain numbers."""
         return None if self.contents.timeline is None else Timeline(self.contents.timeline)
 
     @cached_property
@@ -55,7 +55,7 @@ class Facts:
 
     @property
     def rows_about(self) -> int:
-        """The number of records if known, else of stored rows."""
+        """The number of records if known, or else of stored rows."""
         return sum(part.rows for part in self.contents.stored_parts) if self.rows is None else self.rows
 
     @property
@@ -90,7 +90,7 @@ class Facts:
 
     @property
     def unsealed(self) -> Unsealed | None:
-        """The updates beyond upper, or None."""
+        """A summary of the updates at or after upper; None if there are none."""
         return summarize_unsealed(self.contents)
 
     def moment(self, time: int | None) -> str | None:
@@ -108,7 +108,7 @@ class Facts:
         return now_s - self.timeline.to_datetime(self.upper).timestamp()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts that a list of collections shows."""
+        """Return the facts that a list of collections shows, by name."""
         hidden = self.unsealed
         return {
             "name": self.name,
@@ -160,9 +160,9 @@ class RecordOrigin(NamedTuple):
 
 
 class FactsCache:
-    """Caches facts of collections. A refresh reads only changed ones.
+    """Keeps facts of collections; a later call reads only the states that changed.
 
-    `made`: who made the newest records, by their seqnos; kept for `persist.tools.reports.health`.
+    `made`: the origins of the newest records, by seqno, for `persist.tools.reports.health`.
     """
 
     def __init__(self, client: "persist.Client") -> None:
@@ -189,6 +189,7 @@ def get_names_by_id(client: "persist.Client") -> dict[str, str]:
 
 
 def _select_entries(names: Sequence[str], state: State) -> tuple[State, dict[str, CollectionEntry]]:
+    """Return the state, and its entries of existing collections by name."""
     ids = ((name, state.ids.get(name)) for name in names)
     return state, {name: state.entries[id_] for name, id_ in ids if id_ is not None}
 
@@ -213,7 +214,7 @@ def _needs_request(entry: CollectionEntry) -> bool:
 
 @dataclass(frozen=True)
 class Portrait:
-    """One collection in one state: facts, holds, and its read plan. `names`: the names of all collections, by id."""
+    """All that `persist show` prints about a collection. `names`: names of all collections, by id."""
 
     url: str
     schema: Any
@@ -250,7 +251,7 @@ class Portrait:
 
     @property
     def columns(self) -> list[tuple[str, str, str]]:
-        """(side, name, type) of each column."""
+        """(key or value, name, type) of each column."""
         sides = (("key", self.schema.key), ("value", self.schema.value))
         return [
             (side, field.name, str(field.type) + (f" through {fields.codec_name}" if fields.codec_name else ""))
@@ -266,11 +267,13 @@ class Portrait:
 
     @property
     def keyframes(self) -> list[dict[str, Any]]:
+        """The keyframes, each with its time and sizes."""
         contents = self.facts.contents
         return [{"as_of": k.as_of, **self._run(contents.list_parts(k.parts))} for k in contents.keyframes]
 
     @staticmethod
     def _run(parts: Any) -> dict[str, Any]:
+        """Return the times, rows, bytes and number of parts."""
         times = {
             "first": min((p.time_min for p in parts), default=0),
             "last": max((p.time_max for p in parts), default=0),

@@ -1,5 +1,4 @@
-"""The web application of the page: files, requests of the page, and metrics. All are GET, read only, below a secret
-path."""
+"""The web application of the page: files, requests of the page, and metrics; all are GET, below a secret path."""
 
 import asyncio
 import hmac
@@ -53,9 +52,9 @@ Answer = Callable[[Explorer, Request], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The host names that the page answers to, in lower case.
+    """The host names under which the page may be requested, in lower case.
 
-    A foreign name that was made to point here is not among them, so a foreign page gets nothing (DNS rebinding).
+    A page of another site, whose name was made to point here (DNS rebinding), is refused by its name.
     `any_address`: accept every IP address, because the server listens at all addresses of this machine.
     """
 
@@ -77,7 +76,7 @@ def _is_address(host: str) -> bool:
 
 
 def make_app(explorer: Explorer, exposition: Exposition, token: str, names: Names) -> Starlette:
-    """Return the application. It answers only below `/<token>/`, to accepted hosts."""
+    """Return the web application of the page, which answers only below `/<token>/`."""
     listeners = Listeners(explorer)
 
     async def answer(request: Request) -> Response:
@@ -106,6 +105,7 @@ def make_app(explorer: Explorer, exposition: Exposition, token: str, names: Name
 def _answer_request(
     explorer: Explorer, question: Callable[[Explorer, Request], Response | dict[str, Any]], request: Request
 ) -> Response:
+    """Return a question's answer as JSON; errors of the library get a status."""
     try:
         answer = question(explorer, request)
         return answer if isinstance(answer, Response) else JSONResponse(answer)
@@ -123,6 +123,7 @@ def _answer_request(
 
 
 def _refuse_request(error: Exception, status: int) -> Response:
+    """Return an error as JSON with a status."""
     return JSONResponse({"error": " ".join(str(error).split())}, status_code=status)
 
 
@@ -132,6 +133,7 @@ def _add_headers(response: Response) -> Response:
 
 
 def _get_text(request: Request, name: str) -> str:
+    """Return a parameter of a request; raise InvalidUsage without it."""
     value = request.query_params.get(name)
     if value is None:
         raise persist.InvalidUsage(f"the request lacks {name}")
@@ -139,6 +141,7 @@ def _get_text(request: Request, name: str) -> str:
 
 
 def _get_number(request: Request, name: str, default: int) -> int:
+    """Return a parameter of a request as a number."""
     value = request.query_params.get(name, str(default))
     if not value.isascii() or not value.isdigit() or len(value) > 12:
         raise persist.InvalidUsage(f"{name}={value!r:.50} is not a number")
@@ -146,7 +149,7 @@ def _get_number(request: Request, name: str, default: int) -> int:
 
 
 def _parse_order(request: Request) -> dict[str, Any]:
-    """Return the requested sort order of rows."""
+    """Return the sort arguments that a request has."""
     return {"sort": request.query_params.get("sort"), "descending": request.query_params.get("order") == "desc"}
 
 
@@ -166,6 +169,7 @@ def _answer_download(explorer: Explorer, request: Request) -> Response:
 
 
 def _get_version(request: Request) -> int | None:
+    """Return the requested version of the schema, or None."""
     return _get_number(request, "schema", 0) if "schema" in request.query_params else None
 
 
@@ -200,7 +204,7 @@ QUESTIONS: dict[str, Answer] = {
 
 
 class Listeners:
-    """Sends new records to browsers by server-sent events."""
+    """Sends the newest seqno to open pages, by server-sent events."""
 
     def __init__(self, explorer: Explorer) -> None:
         self._explorer = explorer
@@ -213,6 +217,7 @@ class Listeners:
         return StreamingResponse(self._stream_events(request), media_type="text/event-stream")
 
     async def _stream_events(self, request: Request) -> AsyncIterator[str]:
+        """Yield an event for each change of the newest seqno, until the page closes."""
         self._count += 1
         try:
             last_state: dict[str, Any] | None = None
@@ -226,6 +231,7 @@ class Listeners:
             self._count -= 1
 
     def _wait_for_news(self) -> dict[str, Any]:
+        """Return the newest seqno, or an error."""
         try:
             return {"seqno": self._explorer.seqno}
         except persist.PersistError as error:
@@ -260,12 +266,13 @@ def serve_page(
 
 
 def _ignore_unavailable(look: Callable[[], object]) -> None:
+    """Call a function; ignore errors of the library."""
     with suppress(persist.PersistError):  # The next request gets the error.
         look()
 
 
 def get_accepted_names(host: str, allowed: Sequence[str]) -> Names:
-    """Return the host names that the page answers to."""
+    """Return the names under which the page may be requested: the host, and allowed ones."""
     names = {host}
     if is_wildcard := host in ("", "0.0.0.0", "::"):
         names |= {socket.gethostname(), socket.getfqdn()}

@@ -88,7 +88,7 @@ class Explorer:
         return {**answer, **format_cells(rows.slice(0, ROWS_MAX))}
 
     def history(self, name: str, key: str) -> dict[str, Any]:
-        """Return a key's value as of since, and its later updates."""
+        """Return the first readable value of a key, and its later updates."""
         collection = self._client.load(name)
         key_row = parse_key(key, collection.schema)
         facts = Facts(collection.handle.contents())
@@ -112,7 +112,7 @@ class Explorer:
         return {**answer, "who": who, "more": len(rows) > ROWS_MAX}
 
     def difference(self, name: str, first: str, second: str) -> dict[str, Any]:
-        """Return the differences between the contents of two times, with the changed columns and the writers."""
+        """Return the differences between the contents at two times, with changed columns and writers."""
         collection = self._client.load(name)
         first_time, two = first.strip(), second.strip()
         ends = sorted((collection.handle.as_time("first", first_time), collection.handle.as_time("second", two)))
@@ -192,6 +192,7 @@ def _list_differing_columns(rows: pa.Table, values: Sequence[str]) -> list[list[
 
 
 def _list_facts(facts: Facts, now_s: float) -> dict[str, Any]:
+    """Return facts of a collection for the list on the page."""
     listed = facts.as_json()
     return {
         **listed,
@@ -206,10 +207,11 @@ def _list_facts(facts: Facts, now_s: float) -> dict[str, Any]:
     }
 
 
-def _match_key(wanted: pa.Table) -> pc.Expression:
+def _match_key(key_row: pa.Table) -> pc.Expression:
+    """Return the condition that a row has the key of a table with one row."""
     condition: Any = None
-    for name in wanted.column_names:
-        value = wanted[name][0]
+    for name in key_row.column_names:
+        value = key_row[name][0]
         test = pc.field(name) == value if value.is_valid else pc.field(name).is_null()
         condition = test if condition is None else condition & test
     return condition

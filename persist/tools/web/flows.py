@@ -23,7 +23,7 @@ LISTED_MAX = 200  # The limit of each list.
 
 
 class Flows:
-    """Describes a location's flows with a read-only client. Thread-safe."""
+    """Describes how data flows in a location, with a read-only client. Thread-safe."""
 
     def __init__(self, client: "persist.Client", records: Records) -> None:
         self._client = client
@@ -64,7 +64,7 @@ class Flows:
         return {"nodes": nodes, "edges": edges, "left_out": left_out, "not_drawn": max(0, len(fed) - VIEWS_DRAWN_MAX)}
 
     def health(self) -> dict[str, Any]:
-        """Return the health, holders of history, and last commits."""
+        """Return the health of a location, holders of history, and last commits, as JSON."""
         with self._lock:
             health = report_health(self._client, known=self._facts)
             all_facts = self._facts.of(self._client.collections())
@@ -100,7 +100,7 @@ def _is_view(facts: Facts) -> bool:
 
 
 def _list_feeders(facts: Facts) -> list[str]:
-    """Return the ids of a view's inputs, or a collection's source."""
+    """Return the ids of a view's inputs, or the source of a collection."""
     if facts.contents.view is not None:
         return [*facts.contents.view.get("reads", {}).values()]
     source = facts.contents.about.properties.get(SOURCE)
@@ -119,6 +119,7 @@ def _list_followers(facts: Facts) -> dict[str, int]:
 
 
 def _make_node(facts: Facts) -> dict[str, Any]:
+    """Return the kind and upper of a collection, as a node of the graph."""
     upper = facts.upper
     far = upper is None or is_sentinel(upper, facts.contents.timeline)
     moment = None if far or not upper else facts.moment(upper)
@@ -158,18 +159,18 @@ def _list_holds(client: "persist.Client", facts: Facts) -> list[dict[str, Any]]:
 _TIMES = frozenset(("upper", "input_upper", "since", "allowed", "time"))
 
 
-def _stringify_times(told: Any) -> Any:
-    """Return a value for JSON with times as texts, because JavaScript lacks 64-bit integers."""
-    if isinstance(told, dict):
+def _stringify_times(answer: Any) -> Any:
+    """Return an answer with times as texts, because JavaScript lacks 64-bit integers."""
+    if isinstance(answer, dict):
         return {
             name: str(value) if name in _TIMES and isinstance(value, int) else _stringify_times(value)
-            for name, value in told.items()
+            for name, value in answer.items()
         }
-    return [_stringify_times(item) for item in told] if isinstance(told, list | tuple) else told
+    return [_stringify_times(item) for item in answer] if isinstance(answer, list | tuple) else answer
 
 
 def _compute_depths(edges: list[tuple[str, str]]) -> dict[str, int]:
-    """Return each node's longest distance from a root. Edges have no cycle."""
+    """Return for each node the length of the longest path to it. Edges have no cycle."""
     depths = {name: 0 for edge in edges for name in edge}
     for _ in depths:
         previous = dict(depths)
@@ -181,7 +182,7 @@ def _compute_depths(edges: list[tuple[str, str]]) -> dict[str, int]:
 
 
 def _list_follower_lags(facts: Facts) -> list[dict[str, Any]]:
-    """Return how far each follower is behind the sealed times."""
+    """Return how far each follower of a collection is behind upper."""
     upper, timeline = facts.upper, facts.timeline
     is_far = upper is None or is_sentinel(upper, facts.contents.timeline)
     return [

@@ -76,7 +76,7 @@ class Exposition:
         return generate_latest(self._registry).decode()
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: which families there are is only known when their values are collected."""
+        """Return nothing: names of metrics are only known when they are collected."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -93,6 +93,7 @@ class Exposition:
         )
 
     def _read_location(self) -> Iterator[Reading]:
+        """Yield the location's figures: seqno, collections, and figures of each."""
         seqno = self._client.seqno  # This looks for new records; the rest is about the state as it then is.
         names = self._client.engine.follower.state.list_names()
         yield Reading("persist.seqno", seqno, False)
@@ -118,7 +119,7 @@ class Exposition:
 
 
 def group_readings(readings: Iterable[Reading]) -> Iterable[Metric]:
-    """Return the families of readings, each once."""
+    """Return readings as Prometheus metrics, one for each name."""
     families: dict[str, Any] = {}
     for reading in readings:
         name = re.sub(r"[^a-zA-Z0-9_]", "_", reading.name)

@@ -39,18 +39,21 @@ class _WriteSummary:
 
 @dataclass(frozen=True, slots=True)
 class _RecordSummary:
+    """A record: its seqno, moment and writer, and its effect on each collection."""
+
     seqno: int
     written_ms: int
     writer: str
     wrote: tuple[_WriteSummary, ...]
 
     def as_json(self, message: str | None) -> dict[str, Any]:
+        """Return the record for the page, with a message."""
         at = format_moment(self.written_ms / 1000)
         return {"record": str(self.seqno), "at": at, "by": self.writer, "message": message}
 
 
 class Records:
-    """The newest records of a location. Thread-safe."""
+    """Summaries of the newest records of a location. Thread-safe."""
 
     def __init__(self, client: "persist.Client") -> None:
         self._client = client
@@ -68,7 +71,7 @@ class Records:
         return {"counts": counts, "at_least": not is_whole}
 
     def authors(self, collection: str, times: Sequence[int | None]) -> list[dict[str, Any] | None]:
-        """Return for each time the writers of updates at it, or None."""
+        """Return for each time who wrote its updates; None if unknown."""
         records, _ = self._list_newest()
         all_wrote = [(record, wrote) for record in records for wrote in record.wrote if wrote.collection == collection]
         authors: dict[int | None, dict[str, Any] | None] = {None: None}
@@ -80,7 +83,7 @@ class Records:
         return [authors[at] for at in times]
 
     def list_newest_writes(self) -> Mapping[str, dict[str, Any]]:
-        """Return the newest write of each collection by id, and totals."""
+        """Return the newest write of each collection, by id, and totals of its writes."""
         records, _ = self._list_newest()
         newest: dict[str, dict[str, Any]] = {}
         for record in records:  # The newest first.
@@ -116,6 +119,7 @@ class Records:
 
 
 def _summarize(record: Record) -> _RecordSummary:
+    """Return the summary of a record."""
     notes: dict[str, dict[str, None]] = {}
     for mutation in record.mutations:
         if isinstance(mutation, kinds.Note) and mutation.message:
@@ -134,7 +138,7 @@ def _summarize(record: Record) -> _RecordSummary:
 
 
 def _describe_authors(candidates: Sequence[tuple[_RecordSummary, _WriteSummary]]) -> dict[str, Any] | None:
-    """Return what the writers of the candidate records have in common."""
+    """Return the writer, record and message of candidates, as far as they agree; None without any."""
     if not candidates:
         return None
     if len(candidates) == 1:

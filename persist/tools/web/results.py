@@ -197,7 +197,7 @@ class Results:
             self._running.release()
 
     def _get_span(self, names: list[str]) -> dict[str, Any] | None:
-        """Return the times at which all collections are readable, or None."""
+        """Return the common readable times of collections, or None."""
         return get_common_span([Facts(self._client.load(name).handle.contents()) for name in names])
 
 
@@ -216,7 +216,7 @@ def encode_file(result: ArrowResult, format: str) -> Iterator[bytes]:
 
 
 class _Pieces(io.RawIOBase):
-    """A writable file object that collects bytes until `take`."""
+    """A file object that collects written bytes until they are taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,6 +243,7 @@ class _Pieces(io.RawIOBase):
 
 
 def _check_sorted(facts: Facts, schema: pa.Schema, sort: str) -> None:
+    """Raise InvalidUsage if the page cannot sort a collection by a column."""
     if sort not in schema.names:
         raise persist.InvalidUsage(f"sort={sort!r:.100} is not a column: use one of {schema.names}")
     if facts.rows_about > ROWS_SORTED_MAX:
@@ -267,4 +268,5 @@ def _sort_rows(snapshot: "persist.Snapshot", sort: str, descending: bool, count:
 
 
 def _parse_time(text: str | None) -> int | str | None:
+    """Return a time as text; None if empty."""
     return None if text is None or not text.strip() else text.strip()

@@ -1,4 +1,4 @@
-"""Makes rows as text and the picture of a collection over time and key, for the page and for notebooks, within limits.
+"""Makes texts of rows, and a picture of a collection over time and key, for the page and for notebooks.
 
 All values are texts, because JavaScript has no 64-bit integers, and no value may be taken for another type.
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def make_picture(contents: CollectionState) -> dict[str, Any]:
-    """Return a collection's picture as JSON: boxes of parts, and lines."""
+    """Return a collection's parts as boxes over time and key, its tags and its holds, as JSON."""
     schema = contents.schema
     drawn = [(None, part) for run in contents.history for part in contents.list_parts(run)]
     frames = [(frame.as_of, part) for frame in contents.keyframes for part in contents.list_parts(frame.parts)]
@@ -102,9 +102,9 @@ def _get_picture_end(contents: CollectionState) -> str | None:
 
 
 def _get_picture_start(contents: CollectionState) -> str | None:
-    """Return the picture's first time: since, or that of the first update.
+    """Return the picture's first time: since or, if later, the first update.
 
-    Before its first data a collection is empty, and where times are moments that may be fifty years.
+    Before its first update a collection is empty: with moments, this may be fifty years.
     """
     since, latest = contents.since, Facts(contents).latest
     if latest is None:
@@ -114,6 +114,7 @@ def _get_picture_start(contents: CollectionState) -> str | None:
 
 
 def _make_box(as_of: int | None, part: Part, bounds: list[float]) -> dict[str, Any]:
+    """Return a part as a box: its times, its range of keys, and sizes."""
     low, high = bounds if bounds else (0.0, 1.0)
     drawing: dict[str, Any] = {
         "first": str(part.time_min),
@@ -145,7 +146,7 @@ def _sort_value(value: pa.Scalar) -> Any:
 
 
 def _make_sort_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a key that sorts as in collections: NaN, then NULL last."""
+    """Return a key that sorts as in collections, where NaN and then NULL are last."""
     return tuple(
         (2, 0) if value is None else (1, 0) if isinstance(value, float) and math.isnan(value) else (0, value)
         for value in key
@@ -160,7 +161,7 @@ CELL_CHARS_MAX = 2000
 
 
 def format_cells(table: pa.Table) -> dict[str, Any]:
-    """Return column names, and rows as texts. NULL is None."""
+    """Return the columns and rows of a table as texts; NULL as None."""
     columns = [[format_cell(value) for value in to_objects(column, " ")] for column in table.columns]
     rows = [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in range(len(table))]
     return {"columns": table.column_names, "rows": rows}
@@ -253,7 +254,7 @@ def load_ipython_extension(ipython: Any) -> None:
 
 @cache
 def _make_widget_class() -> Any:
-    """Return the widget's class. It needs anywidget."""
+    """Return the class of the widget; raise InvalidUsage without anywidget."""
     try:
         import anywidget
         import traitlets
@@ -310,7 +311,7 @@ def _make_widget_class() -> Any:
 
 
 def _make_description(collection: "Collection") -> tuple[dict[str, Any], int | None]:
-    """Return a collection's facts for the widget, and its latest time."""
+    """Return what the widget shows of a collection, and its latest readable time."""
     facts = Facts(collection.handle.contents())
     since, upper, latest = (None if time is None else str(time) for time in (facts.since, facts.upper, facts.latest))
     description = {
@@ -324,7 +325,7 @@ def _make_description(collection: "Collection") -> tuple[dict[str, Any], int | N
 
 
 def _read(collection: "Collection", at: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the first rows as of a time, and the first updates of that time."""
+    """Return a collection's first rows as of a time, and the first updates of that time."""
     with collection.snapshot(at, form="diff", timeout_s=0) as snapshot:
         time = snapshot.as_of
         rows = take_rows(snapshot.to_batches(), snapshot.schema, 0, ROWS)

@@ -321,11 +321,13 @@ def test_a_folder_is_bounded_and_what_was_used_longest_ago_goes_first(store: Met
     for number in range(100):
         cached.get(f"part/{number}")
         cached.get("part/0")
-        assert sum(path.stat().st_size for path in files(tmp_path)) <= room
+        taken = sum(path.stat().st_size for path in files(tmp_path))
+        assert taken <= room
+        assert taken > room * 0.84 or not cached.get_counts().evictions, "a tenth is made free at once"
 
     counts = cached.get_counts()
     assert counts.evictions == 100 - len(files(tmp_path))
-    assert counts.folder_bytes == sum(path.stat().st_size for path in files(tmp_path)) > room / 2
+    assert counts.folder_bytes == sum(path.stat().st_size for path in files(tmp_path))
     before = gets(store)
     for number in (0, *range(90, 100)):
         assert cached.get(f"part/{number}") == value_of(number)

@@ -72,6 +72,7 @@ def test_what_certainly_did_not_happen_is_tried_again(operation: str) -> None:
     assert (store.memory.get("new") == b"value") is (operation == "create")
     assert (store.memory.get("old") is None) is (operation == "delete")
     assert blob.get_counts() == {name: RetryCount(retries=3 * (name == operation)) for name in OPERATIONS}
+    assert store.faults[NO] == 3
 
 
 @pytest.mark.parametrize("operation", ["set", "delete"])

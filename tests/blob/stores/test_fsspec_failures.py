@@ -123,6 +123,12 @@ def test_an_odd_answer_for_what_exists_means_that_it_exists(hostile: HostileS3, 
     assert blob.get("key") == b"value"
 
 
+def test_an_odd_answer_for_what_was_stored_leaves_the_write_open(hostile: HostileS3) -> None:
+    hostile.lie = Lie("swaps the answer", None, "PUT", 200, 400, "Odd")
+    with pytest.raises(Indeterminate):
+        lying(hostile).create("key", b"value")
+
+
 @pytest.mark.parametrize("lie", swapped("PUT", 412, (501, "NotImplemented"), (501, "")), ids=lambda lie: lie.name)
 def test_a_store_without_conditional_writes_is_refused_at_once(hostile: HostileS3, lie: Lie) -> None:
     clock = ImpatientClock()

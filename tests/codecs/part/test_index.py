@@ -258,7 +258,7 @@ def test_a_descriptor_with_a_short_footer_is_noticed(size: int) -> None:
 def test_a_footer_longer_than_its_part_is_noticed() -> None:
     data, part = only(encode_parts(orders(12), ORDERS))
     part = msgspec.structs.replace(part, footer=Footer(len(data) + 1, ""))
-    with pytest.raises(CorruptBlob, match=f"{len(data) + 1} bytes of {len(data)}"):
+    with pytest.raises(CorruptBlob, match=f"{len(data) + 1} of its {len(data)} bytes"):
         _ = part.footer_range
 
 

@@ -221,7 +221,7 @@ def test_a_logic_is_checked_where_it_meets_columns() -> None:
         a.linear(Logic().rename({"missing": "x"}))
     with pytest.raises(persist.InvalidUsage, match="delay: dimension=1"):
         a.linear(Logic().delay(col("_time"), dimension=1))
-    with pytest.raises(persist.InvalidUsage, match=r"followed_by: .* is not a Logic; begin one with Logic\(\)"):
+    with pytest.raises(persist.InvalidUsage, match=r"chain: .* is not a Logic; begin one with Logic\(\)"):
         Logic().chain(a)  # type: ignore[arg-type]
     with pytest.raises(persist.InvalidUsage, match="linear: 3 is not a Logic"):
         a.linear(3)  # type: ignore[arg-type]

@@ -234,7 +234,7 @@ def test_what_cannot_be_read_ahead_is_refused(client: persist.Client) -> None:
     client.create_or_load("keyed", key=KEY, value=VALUE, keyed=persist.Keyed())
     program = Program("ahead").using(client)
     program.source("keyed", unsealed=True).capture()
-    with pytest.raises(persist.InvalidUsage, match="'keyed' is keyed: what its events come to is known when"):
+    with pytest.raises(persist.InvalidUsage, match="'keyed' is keyed: its events become updates when"):
         program.open(client)
     with pytest.raises(persist.InvalidUsage, match="unsealed='yes' is neither True nor False"):
         program.source("keyed", unsealed="yes")  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ def test_a_program_does_not_notice_columns_that_it_does_not_read() -> None:
             rows.write([((3, None), 2, 1)], seal=3).result()
             with pytest.raises(persist.errors.SchemaMismatch, match="'v' of schema version 1 is gone"):
                 running.run(until=2)
-        with pytest.raises(persist.errors.SchemaMismatch, match="takes column 'v'"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="reads column 'v'"):
             program.open(client)
 
 

@@ -274,5 +274,5 @@ def test_what_a_loop_delays_cannot_be_resumed_and_is_refused() -> None:
         program = Program("kept").using(client)
         edges = program.source("edges")
         edges.iterate(lambda x: (x.delay(col("_time") + 1) + edges).distinct()).persist("out", key=["k"])
-        with pytest.raises(persist.InvalidUsage, match="is inside an iteration and gives what depends on when"):
+        with pytest.raises(persist.InvalidUsage, match="is inside an iteration, and its output depends on the times"):
             program.open(client)

@@ -233,7 +233,7 @@ def test_a_source_that_is_not_there_is_named(client: persist.Client) -> None:
 
 def test_a_source_of_other_columns_is_an_error(client: persist.Client) -> None:
     client.create_or_load("moves", key={"id": pa.int64()}, value={"account": pa.int64()})
-    with pytest.raises(persist.errors.SchemaMismatch, match="'account' for string"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="'account' as string"):
         ledger().open(client)
 
 

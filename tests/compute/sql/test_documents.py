@@ -107,7 +107,7 @@ def test_a_condition_on_documents_that_became_texts_tells_that_the_schema_change
         other["t"].evolve(widen={"doc": pa.string()})
         rows = pa.table({"id": range(5000), "doc": ["no document"] * 5000})
         other["t"].write(rows, time=1, seal=2).result()
-        with pytest.raises(SchemaMismatch, match=r"source 't' has evolved .* make another one"):
+        with pytest.raises(SchemaMismatch, match=r"source 't' has evolved .* create another one"):
             view.refresh()
         assert view.snapshot().count() == 1
         with pytest.raises(SchemaMismatch, match="has been widened to text that is none"):

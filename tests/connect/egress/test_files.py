@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
 import persist
+from persist.codecs.order.digest import hash_rows
 from persist.connect.egress.files import FilesConfig, FilesSink
 from persist.errors import SinkMoved, TargetUnavailable
 from persist.tools.cli.main import main
@@ -230,7 +232,7 @@ def test_whenever_it_dies_while_contents_are_sent_each_row_is_sent_once(
         write(60 * time, 1, time)
     write(0, -1, 8)
     contents = dict.fromkeys(range(60, 480), 1)
-    options = config(tmp_path, "orders", format="json", nan="null")
+    options = config(tmp_path, "orders", format="json", nan="null", file_bytes=500)
     deaths = 0
     while not any((tmp_path / "out").glob("orders/0*")):
         sink = Dying(FilesConfig(**options))
@@ -247,6 +249,7 @@ def test_whenever_it_dies_while_contents_are_sent_each_row_is_sent_once(
     assert deaths > 10
     paths = [path for path in (tmp_path / "out" / "orders").iterdir() if path.name.startswith("contents-")]
     assert len(paths) > 5
+    assert {path.stem.count("-") for path in paths} == {2}, "each share of contents is one file"
     lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     found: dict[int, int] = {}
     for line in lines:
@@ -263,7 +266,9 @@ def test_whenever_it_dies_while_contents_are_sent_each_row_is_sent_once(
 def test_a_disk_without_room_for_contents_without_a_key_is_told(
     client: persist.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_module("persist.connect.egress.feed"), "SLICE_BYTES", 3000)
+    feed = import_module("persist.connect.egress.feed")
+    monkeypatch.setattr(feed, "SLICE_BYTES", 3000)
+    monkeypatch.setattr(feed, "hash_rows", lambda *rows: hash_rows(*rows) & np.uint64(0xFC << 56))  # Some are 0.
     lines = client.create_or_load("lines", key=None, value={"line": pa.string()})
     lines.write([((None, f"{n:050}"), 0, 1) for n in range(1000)], seal=1).result()
     with monkeypatch.context() as full:
@@ -288,6 +293,24 @@ def test_a_step_that_a_put_back_location_does_not_have_any_more_is_told(
     promise.write_text(json.dumps({**written, "rows": [0, 99]}))
     with pytest.raises(persist.InvalidUsage, match="of this step is not what was promised"):
         sent(client, tmp_path, "orders", format="json")
+
+
+@pytest.mark.parametrize(("keep_s", "moves"), [(0, 3), (10**9, 1)])
+def test_the_hold_follows_the_target_at_most_every_few_seconds(
+    client: persist.Client,
+    orders: persist.Collection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keep_s: int,
+    moves: int,
+) -> None:
+    monkeypatch.setattr(import_module("persist.connect.egress.driver"), "KEEP_S", keep_s)
+    sent(client, tmp_path, "orders")
+    for time in range(1, 4):
+        orders.upsert([(1, str(time))], time=time, seal=time + 1).result()
+    seqno = client.seqno
+    assert sent(client, tmp_path, "orders", batch_rows=1).commits == 3
+    assert client.seqno - seqno == moves
 
 
 def test_of_two_that_write_one_folder_one_is_told(

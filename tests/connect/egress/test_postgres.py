@@ -633,19 +633,19 @@ def test_values_that_json_cannot_hold_are_refused(target: Target, value: list[fl
             target.egress("wide", location=client)
 
 
-@pytest.mark.parametrize("changes", [{"rename": {"at.zip": "at.code"}}, {"drop": ["at.zip"]}])
+@pytest.mark.parametrize("changes", [{"rename": {"at.city": "at.town"}}, {"drop": ["at.city"]}])
 def test_fields_inside_that_are_renamed_or_dropped_are_told(target: Target, changes: dict[str, Any]) -> None:
     """Rows that do not change would keep the field."""
     with persist.open(target.location) as client:
-        inner = pa.struct({"city": pa.string(), "zip": pa.int32()})
+        inner = pa.struct({"zip": pa.int16(), "city": pa.string()})
         made(client, "users", value={"at": inner})
         client.load("users").upsert([(1, {"city": "Oslo", "zip": 1})], time=0, seal=1).result()
         target.egress("users", location=client)
-        client.load("users").evolve(add={"at.land": pa.string()}, widen={"at.zip": pa.int64()})
+        client.load("users").evolve(add={"at.land": pa.string()}, widen={"at.zip": pa.int32()})
         client.load("users").upsert([(2, {"city": "Riga", "zip": 2, "land": "LV"})], time=1, seal=2).result()
         target.egress("users", location=client)
         assert target.rows("SELECT at ->> 'zip', at ->> 'land' FROM users ORDER BY id") == [("1", None), ("2", "LV")]
-        client.load("users").evolve(**changes)
+        client.load("users").evolve(widen={"at.zip": pa.int64()}, **changes)
         client.load("users").upsert([(2, None)], time=2, seal=3).result()
-        with pytest.raises(persist.InvalidUsage, match=r"the field at\.(zip|code) of 'users' was renamed, dropped"):
+        with pytest.raises(persist.InvalidUsage, match=r"the field at\.(city|town) of 'users' was renamed, dropped"):
             target.egress("users", location=client)

@@ -145,7 +145,7 @@ def test_a_moment_before_the_first_or_after_the_last_is_an_error(client: Any) ->
     with pytest.raises(persist.InvalidUsage, match="is not a moment"):
         collection.snapshot("2026-13-23")
     client.drop("p.transactions").result()
-    with pytest.raises(persist.InvalidUsage, match="that told the moments of 't' was dropped"):
+    with pytest.raises(persist.InvalidUsage, match="with the moments of 't' was dropped"):
         collection.snapshot("2026-11-23T12:00Z")
 
 

@@ -88,7 +88,7 @@ def test_a_tombstone_has_a_value_where_no_row_may_be_null(client: persist.Client
     users = keyed(client, pa.schema([*TEXT, pa.field("gone", pa.bool_())]), tombstone="gone")
     users.upsert([(1, ("a", None), 0), (2, ("b", None), 0)], seal=1).result()
     for refused in ([(1, None, 1)], [{"k": 1, "v": None, "gone": True, "_time": 1}]):
-        with pytest.raises(persist.errors.InvalidUpdate, match="kept as the row of its key"):
+        with pytest.raises(persist.errors.InvalidUpdate, match="stored as the row of its key"):
             users.upsert(refused)
     users.upsert([(1, ("", True), 1)], seal=2).result()
     users.compact()

@@ -54,7 +54,7 @@ def test_a_clone_shares_what_its_source_has_at_a_sealed_time() -> None:
     stranger = msgspec.structs.replace(FIRST, blob=make_part_key(THIRD, 0))
     with pytest.raises(ValueError, match=r"and its source 0000.* has none there"):
         Draft(state).extend([clone(stranger)])
-    with pytest.raises(Superseded, match="was replaced by a compaction"):
+    with pytest.raises(Superseded, match="a compaction has replaced a part"):
         Draft(state).extend([clone(FIRST, part(3, 0))])
     wider = CollectionSchema.of({"k": SCHEMA.arrow.field("k").type}, {"v": SCHEMA.arrow.field("k").type})
     with pytest.raises(Superseded, match="has evolved meanwhile"):
@@ -160,15 +160,15 @@ def test_a_published_table_has_what_its_versions_brought_and_did_not_remove(seed
     [
         ({"version": 2}, Superseded, "has another version by now"),
         ({"version": 0}, Superseded, "has another version by now"),
-        ({"id": "9" * 32}, Superseded, "was given up, and is another one by now"),
+        ({"id": "9" * 32}, Superseded, "was removed and published anew meanwhile"),
         ({"id": "x"}, ValueError, "is not the id of a table"),
         ({"as_of": 5}, AsOfNotSealed, "5"),
         ({"schema": 0}, ValueError, "of a schema that has 1"),
         ({"schema": 2}, ValueError, "of a schema that has 1"),
-        ({"removed": (77,)}, ValueError, "does not have what it removes"),
+        ({"removed": (77,)}, ValueError, "it removes parts that the previous version does not have"),
         ({"files": (TableFile(77),), "parts": ()}, Superseded, "a compaction came first"),
         ({"files": (), "parts": (part(50, 0),)}, ValueError, "brings parts that the table does not name"),
-        ({"metadata": (make_part_key(ID, 1),)}, ValueError, "neither the version before has nor this one brings"),
+        ({"metadata": (make_part_key(ID, 1),)}, ValueError, "neither of the previous version nor added by this one"),
     ],
 )
 def test_a_version_that_does_not_follow_is_refused(changed: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -189,7 +189,7 @@ def test_a_table_leaves_out_no_more_rows_than_a_part_has(left_out: int, is_refus
             apply_publication(contents, step)
     else:
         assert apply_publication(contents, step).published["delta"].files[0].deletes == file.deletes
-    with pytest.raises(ValueError, match="neither the version before has nor this one brings"):
+    with pytest.raises(ValueError, match="neither of the previous version nor added by this one"):
         apply_publication(contents, msgspec.structs.replace(step, blobs=()))
 
 

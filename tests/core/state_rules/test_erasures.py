@@ -63,7 +63,7 @@ def test_each_part_that_held_a_record_makes_room_for_those_without_it(seed: int)
         unused = tuple(sorted(held[n].blob for n in going))
         assert list_blobs_unused_after_erasure(contents, step) == unused
         if unused:
-            with pytest.raises(Superseded, match="other blobs fall out of use"):
+            with pytest.raises(Superseded, match="other blobs become unused"):
                 apply_erasure(contents, step)
         contents = apply_erasure(contents, msgspec.structs.replace(step, unused=unused))
         runs = [run for run in ([m for n in run for m in places.get(n, [n])] for run in runs) if run]
@@ -86,7 +86,7 @@ def test_events_that_wait_make_room_for_events_in_their_order() -> None:
     assert after.next_number == contents.next_number + 5
     assert not after.numbered
     for events in (0, 1):
-        with pytest.raises(ValueError, match="it puts events in the place of updates"):
+        with pytest.raises(ValueError, match="it replaces updates by events"):
             replace_erased_parts(contents, msgspec.structs.replace(step, events=events))
     assert second in contents.pending
 
@@ -96,12 +96,12 @@ def test_events_that_wait_make_room_for_events_in_their_order() -> None:
     [
         ({"updates": -1}, ValueError, "it erases -1 updates"),
         ({"events": 2}, ValueError, "2 of its parts hold events"),
-        ({"events": 1}, ValueError, "it puts events in the place of updates"),
+        ({"events": 1}, ValueError, "it replaces updates by events"),
         ({"reason": " "}, InvalidUsage, "is not a text"),
         ({"replaced": ((77, (-1,)),)}, Superseded, "is not there any more: a compaction came first"),
-        ({"replaced": ((0, ()),)}, ValueError, "parts that take no place, or two"),
-        ({"replaced": ((0, (-1,)), (1, (-1,)))}, ValueError, "parts that take no place, or two"),
-        ({"replaced": ((0, (0,)),)}, ValueError, "it brings parts that take no place, or two"),
+        ({"replaced": ((0, ()),)}, ValueError, "parts that replace no part, or two"),
+        ({"replaced": ((0, (-1,)), (1, (-1,)))}, ValueError, "parts that replace no part, or two"),
+        ({"replaced": ((0, (0,)),)}, ValueError, "it brings parts that replace no part, or two"),
     ],
 )
 def test_an_erasure_that_no_writer_would_make_is_refused(

@@ -48,8 +48,8 @@ def test_a_step_that_archives_other_tokens_or_archives_than_there_are_is_refused
     forgetting = build_archiving_step(step, archives, other, 1, 0, 1)
     assert update_archives(archives, forgetting) == Archives((other,), 8)
     for wrong, message in (
-        (msgspec.structs.replace(step, unused=(archive.stored.blob,)), "brings none"),
-        (msgspec.structs.replace(merging, unused=()), "other archives fall out of use"),
+        (msgspec.structs.replace(step, unused=(archive.stored.blob,)), "without a new one"),
+        (msgspec.structs.replace(merging, unused=()), "other archives become unused than it lists"),
         (msgspec.structs.replace(merging, archiving=Archiving(other, 1, 2)), "more archives than the 1"),
         (msgspec.structs.replace(merging, collection="f" * 32), "does not name an archive"),
     ):

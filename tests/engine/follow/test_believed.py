@@ -38,7 +38,7 @@ def entry(*leased: tuple[str, str]) -> DirectoryEntry:
 def test_leased_holds_are_ids_which_are_there_once_and_live_by_leases_that_are_there() -> None:
     known = EMPTY.with_changes([entry((HOLD, LEASE))], [])
     check_leases(known, {LEASE: None})
-    with pytest.raises(ValueError, match="lives by a lease that does not exist"):
+    with pytest.raises(ValueError, match="names a lease that does not exist"):
         check_leases(known, {HOLD: None})
     for leased in ([(HOLD, LEASE), (HOLD, LEASE)], [("x", LEASE)], [(HOLD, "x")]):
         with pytest.raises(ValueError, match="the leased holds of collection 1111"):
@@ -74,12 +74,12 @@ SHARED = kinds.Clone(ID, "c", HOLD, 0, SCHEMA, parts=(CLONE_PART,))
         (
             {"pending": (CREATED,)},
             {"name": "d", "pending": (CREATED,)},
-            "mutation 0 of collection 1+ cannot stand there",
+            "mutation 0 of collection 1+ is not allowed there",
         ),
         (
             {"pending": (CREATED, kinds.Seal(ID, (1,)))},
             {"pending": (CREATED, kinds.Seal(HOLD, (1,)))},
-            "mutation 1 of collection 1+ cannot",
+            "mutation 1 of collection 1+ is not allowed",
         ),
         ({"pending": (CREATED,)}, {"pending": (CREATED, CREATED)}, "mutation 1 of"),
         ({"pending": (CREATED,)}, {"pending": (CREATED, kinds.Destroy(ID))}, "mutation 1 of"),
@@ -98,7 +98,7 @@ SHARED = kinds.Clone(ID, "c", HOLD, 0, SCHEMA, parts=(CLONE_PART,))
         ({"base": pointer(), "folders": (HOLD, LEASE)}, {"base": pointer(), "folders": (LEASE, HOLD)}, "or not sorted"),
         ({"base": pointer(), "folders": ()}, {"base": pointer(), "folders": (ID,)}, "not ids of other"),
         ({"base": pointer(), "folders": (HOLD,)}, {"base": pointer(), "folders": ("x",)}, "not ids of other"),
-        ({"pending": (CREATED,)}, {}, "nothing says what collection"),
+        ({"pending": (CREATED,)}, {}, "has neither state objects nor mutations"),
         ({"base": pointer()}, {"base": pointer(), "id": "x"}, "is not the id of a collection"),
         ({"base": pointer()}, {"base": pointer(), "name": ""}, "name"),
     ],
@@ -235,7 +235,7 @@ def test_a_checkpoint_of_which_a_directory_object_is_missing_is_named_or_passed_
         writer.checkpoint()
     newest = next(checkpoint.iterate_checkpoints(writer.blob)).checkpoint
     writer.blob.delete(newest.directory[-1].blob)
-    with pytest.raises(MissingBlob, match=f"by what {make_checkpoint_key(2)} says"):
+    with pytest.raises(MissingBlob, match=f"according to {make_checkpoint_key(2)}"):
         Follower(writer.blob, ImpatientClock())
     writer.create(1)
     state, recent, _ = writer.follower.get_recent_records()
@@ -331,7 +331,7 @@ def test_contents_are_those_of_the_collection_under_the_name_that_it_had() -> No
     for wrong in ({"name": "d"}, {"id_": HOLD}):
         with pytest.raises(CorruptBlob, match="it belongs to another collection, so blobs were exchanged"):
             loaded(**wrong)
-    with pytest.raises(CorruptBlob, match="what it says of the collection 'd' is of 'e'"):
+    with pytest.raises(CorruptBlob, match="its entry of collection 'd' has the state of 'e'"):
         loaded(kinds.Rename(ID, "e"), name="d")
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 import persist
+from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.engine.hold import WantedClaim
 from tests.engine.hold.test_leases import collection, opened, since
@@ -112,8 +113,8 @@ def test_a_lease_is_renewed_by_the_monotonic_clock_although_the_wall_clock_went_
 
 
 def test_a_lease_may_be_ended_from_the_millisecond_after_its_expiry_and_the_skew(blob: MemoryBlob) -> None:
-    clock = ImpatientClock()
-    with opened(blob, clock, lease_s=LEASE_S) as reader, opened(blob, clock, lease_s=LEASE_S) as writer:
+    clock, unreliable = ImpatientClock(), UnreliableBlob(blob)
+    with opened(blob, clock, lease_s=LEASE_S) as reader, opened(unreliable, clock, lease_s=LEASE_S) as writer:
         collection(writer)
         snapshot = reader.load("c").snapshot(3)
         [lease] = writer.engine.follower.refresh().control.leases.values()
@@ -124,6 +125,10 @@ def test_a_lease_may_be_ended_from_the_millisecond_after_its_expiry_and_the_skew
         ending.end_expired()
         assert len(leases(writer)) == 1
         clock.sleep(0.001)
+        unreliable.script_faults("create", *[Fault.UNAVAILABLE] * 2000)
+        with pytest.raises(persist.Unavailable):
+            ending.end_expired()
+        unreliable.clear_faults()
         ending.end_expired()
         assert leases(writer) == {}
         snapshot.close()

@@ -373,7 +373,7 @@ def test_columns_that_a_result_has_not_are_refused_before_anything_is_read(clien
     assert dataset.to_table(columns={"w": pc.field("v") + 1}).to_pydict() == {"w": [3]}
     for columns, said in (
         (["w"], "no column 'w'"),
-        (["v", "k", "v"], "'v' is asked for twice"),
+        (["v", "k", "v"], "'v' is requested twice"),
         ("v", "neither a list"),
     ):
         with pytest.raises(persist.InvalidUsage, match=said):

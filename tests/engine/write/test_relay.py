@@ -148,12 +148,12 @@ def test_times_that_are_not_those_of_the_rows_are_refused() -> None:
 
     assert len(steps()) == 1
     for wrong in (6, 8):
-        with pytest.raises(ValueError, match="its times are not those that it says"):
+        with pytest.raises(ValueError, match="its rows have other times than it states"):
             steps(time_min=wrong)
-    with pytest.raises(ValueError, match="it gets the time of its commit, and has others already"):
+    with pytest.raises(ValueError, match="it gets the time of its commit, but its rows have times"):
         steps(at_commit=True)
     late: dict[str, tuple[Part, ...]] = {"parts": (part(1, 0), part(2, 3))}
-    with pytest.raises(ValueError, match="it gets the time of its commit, and has others already"):
+    with pytest.raises(ValueError, match="it gets the time of its commit, but its rows have times"):
         steps(at_commit=True, time_min=0, **late)
     assert len(steps(at_commit=True, time_min=0, parts=(part(1, 0),))) == 1
 
@@ -179,7 +179,7 @@ def test_what_is_no_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (packed(body.replace(b'"number":2', b'"number":1')), "not in the order of their numbers"),
         (packed(body.replace(b'"number":1', b'"number":3')), "not in the order of their numbers"),
-        (packed(body.partition(b'"operations":')[0] + b'"operations":[]}'), "its operations are none"),
+        (packed(body.partition(b'"operations":')[0] + b'"operations":[]}'), "it has no operations"),
         (packed(body.replace(b'"after":5', b'"after":-1')), "it is not understood"),
         (packed(body.replace(WHO.encode(), b"x")), "it is not understood"),
     ]:
@@ -200,7 +200,7 @@ def test_answers_come_back_in_their_order() -> None:
     assert (back[0], back[1], back[4]) == (Committed(7, {A: 3}), None, Committed(0, {}))
     assert [(type(each), str(each)) for each in back[2:4]] == [(Conflict, "first"), (InvalidUsage, "wrong")]
     for count in (4, 6):
-        with pytest.raises(ValueError, match=f"it has 5 answers, and {count} were asked for"):
+        with pytest.raises(ValueError, match=f"it has 5 answers to {count} operations"):
             decode_answers(encode_answers(answers), count)
 
 

@@ -131,7 +131,7 @@ def test_rows_that_a_late_event_could_bring_back_are_not_taken_away(client: pers
     users = client.create_or_load("users", key={"id": int}, value={"v": int}, keyed=keyed)
     users.upsert([(1, 5)], time=1, seal=2).result()
     users.upsert([(2, 6)], time=2, seal=3).result()
-    with pytest.raises(persist.InvalidUsage, match="a late event could bring them back"):
+    with pytest.raises(persist.InvalidUsage, match="late events could restore them"):
         users.restore(1).result()
     assert sorted(users.snapshot().rows()) == [(1, 5), (2, 6)]
 

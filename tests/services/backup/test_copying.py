@@ -15,7 +15,7 @@ from persist import backup, copy, verify
 from persist.blob.errors import Unavailable
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
-from persist.errors import Conflict, CorruptBlob, InvalidUsage, LogReplaced
+from persist.errors import Conflict, CorruptBlob, InvalidUsage, LogReplaced, MissingBlob
 from persist.services.backup import Copied
 from persist.services.fsck import fsck
 from tests.support.checkpoints import wait_for_checkpoint
@@ -117,6 +117,18 @@ class Busy(UnreliableBlob):
         return super().get(key, range)
 
 
+class Noting(UnreliableBlob):
+    """What a backup reads, with the keys that it asks for."""
+
+    def __init__(self, inner: Blob) -> None:
+        super().__init__(inner)
+        self.keys = Counter[str]()
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        self.keys[key] += 1
+        return super().get(key, range)
+
+
 def check(target: MemoryBlob, held: Held, done: Copied) -> None:
     """Compare all that a copy holds with what was written, and let fsck look at it."""
     with persist.open(target, mode="read", clock=ImpatientClock()) as client:
@@ -166,14 +178,24 @@ def test_a_backup_copies_what_is_new_and_forgets_what_is_gone() -> None:
             place.write(name)
         place.client.load(name).compact()
     wait_for_checkpoint(place.client)
-    first = backup(source, target, clock=source.clock)
-    assert first.blobs > 4
-    nothing = backup(source, target, clock=source.clock)
-    assert (nothing.blobs, nothing.deleted, nothing.seqno) == (0, 0, first.seqno)
+    told: list[persist.Work] = []
+    with place.client.load("a").snapshot(), persist.progress(told.append):  # The last record is a reader's.
+        first = backup(source, target, clock=source.clock)
+        assert first.blobs == told[-1].done > 4
+        nothing = backup(source, target, clock=source.clock)
+        assert (nothing.blobs, nothing.deleted, nothing.seqno) == (0, 0, first.seqno)
     place.write("a")
     wait_for_checkpoint(place.client)
-    more = backup(source, target, clock=source.clock)
-    assert 0 < more.blobs <= 5  # A record, perhaps with a part, and a checkpoint with what it names if one was due.
+    reading, copied = Noting(source), {entry.key for entry in target.list("part/")}
+    more = backup(reading, target, clock=source.clock)
+    assert copied.isdisjoint(reading.keys), "what is there is not read again"
+    assert max(reading.keys.values()) < 8
+    assert 0 < more.blobs <= 9  # Records, perhaps a part, and a checkpoint with what it names if one was due.
+    place.client.load("a").allow_compaction(5).result()
+    place.client.load("a").compact()
+    less = backup(source, target, clock=source.clock)
+    assert less.deleted > 0
+    check(target, place.held, less)
     place.client.drop("b").result()
     gone = backup(source, target, clock=source.clock)
     assert gone.deleted
@@ -269,10 +291,15 @@ def place() -> Iterator[Place]:
 
 def test_a_restored_copy_goes_on_as_the_location(place: Place) -> None:
     kept, restored = MemoryBlob(), DatedBlob(ImpatientClock())
+    place.client.create_or_load("once", key=KEY, value=VALUE)
+    place._now["once"], place._time["once"] = Counter(), 0
+    place.write("once")
     backup(place.blob, kept, clock=place.blob.clock)
     done = copy(kept, restored, clock=restored.clock)
     check(restored, place.held, done)
-    assert verify(restored, place.blob, clock=restored.clock).is_whole
+    proof = verify(restored, place.blob, clock=restored.clock)
+    assert proof.is_whole
+    assert proof.digests.keys() == {"a", "b", "once"}
     with persist.open(restored, clock=restored.clock, settings=SETTINGS) as client:
         client.load("a").write([((1000, 1), 3, +1)], seal=4).result()
         client.load("a").compact()
@@ -287,15 +314,23 @@ def test_a_restored_copy_goes_on_as_the_location(place: Place) -> None:
 def test_what_is_no_backup_of_the_location_is_left_alone(place: Place, tmp_path: Path) -> None:
     clock = place.blob.clock
     other, written, foreign = DatedBlob(ImpatientClock()), MemoryBlob(), MemoryBlob()
-    with persist.open(other, clock=other.clock) as client:
-        client.create_or_load("x", key=KEY)
+    with persist.open(other, clock=other.clock, settings=SETTINGS) as client:
+        x = client.create_or_load("x", key=KEY)
+        with pytest.raises(InvalidUsage, match="holds another location"):
+            backup(place.blob, other, clock=clock)
+        for time in range(40):
+            x.seal(time + 1).result()
+        wait_for_checkpoint(client)
+        other.clock.sleep(4000.0)
+        client.gc()
+        assert min(records(other)) > "log/" + "0" * 20
     with pytest.raises(InvalidUsage, match="holds another location"):
         backup(place.blob, other, clock=clock)
     backup(place.blob, written, clock=clock)
     with persist.open(written, clock=clock, settings=SETTINGS) as client:
         client.create_or_load("new", key=KEY)
     before = {entry.key for entry in written.list("")}
-    with pytest.raises(InvalidUsage, match="has records that are not there"):
+    with pytest.raises(InvalidUsage, match="has records that the location lacks"):
         backup(place.blob, written, clock=clock)
     place.write("a")
     place.write("a")
@@ -337,6 +372,37 @@ def test_a_part_that_is_damaged_or_lost_is_told_and_the_rest_is_copied(place: Pl
     assert backup(place.blob, target, clock=place.blob.clock).damaged == ()
     assert verify(target, place.blob, clock=place.blob.clock).is_whole
     assert not [*target.list("lost/")]
+
+
+def test_a_part_that_goes_while_it_is_copied_is_no_damage(place: Place) -> None:
+    class Passing(UnreliableBlob):
+        def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+            if key.startswith("part/") and "a" in place.client.collections():
+                place.client.drop("a").result()
+                place.client.gc()
+                assert place.blob.get(key) is None
+            return super().get(key, range)
+
+    place.client.load("a").compact()
+    target = MemoryBlob()
+    done = backup(Passing(place.blob), target, clock=place.blob.clock)
+    assert not done.damaged
+    check(target, place.held, done)
+
+
+def test_a_backup_whose_source_always_moves_on_gives_up(place: Place) -> None:
+    class Fleeing(UnreliableBlob):
+        def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+            if not key.startswith("state/"):
+                return super().get(key, range)
+            place.write("b")
+            return None
+
+    place.client.load("a").compact()
+    wait_for_checkpoint(place.client)
+    place.client.gc()
+    with pytest.raises(MissingBlob):
+        backup(Fleeing(place.blob), MemoryBlob(), clock=place.blob.clock)
 
 
 class _Overtaken(MemoryBlob):
@@ -451,7 +517,7 @@ def test_a_backup_that_was_written_to_is_left_alone_even_if_it_was_read_after_th
             a.write([((1, 1), time + 1, 1)]).result()
     read_in(target)
     before = {entry.key for entry in target.list("log/")}
-    with pytest.raises(InvalidUsage, match="somebody wrote to it"):
+    with pytest.raises(InvalidUsage, match="another client wrote to it"):
         backup(place.blob, target, clock=place.blob.clock)
     assert {entry.key for entry in target.list("log/")} == before
 

@@ -331,6 +331,10 @@ def test_damage_is_found_named_and_classified(
     assert named == concerned, str(report)
     assert {problem.kind for problem in report.problems} == {DAMAGES[damage]}, str(report)
     assert key in str(report)
+    if prefix == "part/":
+        belongs = any("it holds what belongs to part/" in problem.what for problem in report.problems)
+        assert belongs is (DAMAGES[damage] == "exchanged")
+        assert "None" not in str(report)
     if prefix in ("part/", "state/"):
         assert {problem.collection for problem in report.problems} <= {"a", "b", "c"}
     for each, data in before.items():
@@ -342,6 +346,16 @@ def newest(blob: Blob) -> Checkpoint:
     found = read_checkpoint(blob, keys(blob, "checkpoint/")[0])
     assert found is not None
     return found
+
+
+def test_a_damaged_part_of_a_keyed_collection_is_one_problem(dated: DatedBlob) -> None:
+    with opened(dated) as client:
+        users = client.create_or_load("users", key=KEY, value=VALUE, keyed=persist.Keyed())
+        users.upsert([(k, "x" * 9) for k in range(20_000)], time=0, seal=1).result()
+        users.compact()
+    part = last_part(dated, "users").blob
+    flip(dated, part, "")
+    assert {(problem.kind, problem.blob) for problem in fsck(dated).problems} == {("damaged", part)}
 
 
 def test_every_byte_of_a_small_location_is_covered() -> None:
@@ -1070,6 +1084,7 @@ def test_the_table_is_aligned_and_names_each_blob_and_what_to_do(dated: DatedBlo
     flip(dated, parts[0], "")
     truncate(dated, make_record_key(3), "")
     dated.set("stray", b"x")
+    dated.clock.sleep(5400.0)
     lines = str(fsck(dated)).splitlines()
     assert "2 problems" in lines[0]
     start = lines.index("problems")
@@ -1081,7 +1096,7 @@ def test_the_table_is_aligned_and_names_each_blob_and_what_to_do(dated: DatedBlo
     assert make_record_key(3) in one
     assert parts[0] in two
     assert "restore it from a copy" in one
-    assert any("stray" in line and "foreign" in line for line in lines)
+    assert any("stray" in line and "foreign" in line and "1.5 h" in line for line in lines)
     assert read_record(dated, 2) is not None
 
 
@@ -1122,6 +1137,9 @@ def test_a_missing_state_object_is_made_again_from_a_log_that_holds_all_of_it_an
         with opened(dated) as client:
             client.gc()
     else:
+        for key in keys(dated, "log/"):
+            dated.delete(key)
+        assert any(problem.blob.startswith("log/") for problem in fsck(dated).problems)
         assert not report.repairs_done
         assert all("the log does not hold all that it takes" in problem.advice for problem in report.problems)
 

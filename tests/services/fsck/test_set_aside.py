@@ -194,12 +194,14 @@ def with_a_checkpoint_beyond(before: int) -> tuple[MemoryBlob, ImpatientClock, i
         copy = copied(blob)
 
     def restore_but_for_objects() -> None:  # A tool lists first what to delete, and they have been made since.
-        made_since = {key: data for key, data in copied(blob).items() if key.startswith(("state/", "directory/"))}
+        made_since = {key: data for key, data in copied(blob).items() if not key.startswith(("log/", "checkpoint/"))}
         restore(blob, {**made_since, **copy})
 
     with opened(store, clock) as client:
         store.before("create", "checkpoint/", restore_but_for_objects)
         collection = made(client)
+        many = pa.table({"k": range(20_000), "_time": [before] * 20_000, "_diff": [1] * 20_000})
+        collection.write(many).result()
         for time in range(before, before + INTERVAL):
             collection.seal(time + 2).result()
             wait_for_checkpoint(client)
@@ -243,7 +245,8 @@ def test_the_objects_of_a_checkpoint_beyond_the_end_are_kept_with_it() -> None:
     entries = load_state(blob, stray.checkpoint).entries.values()
     named = {entry.base.blob for entry in entries if isinstance(entry.base, BlobRef)}
     named |= {pointer.blob for pointer in stray.checkpoint.directory}
-    assert any(key.startswith("state/") for key in named)
+    named |= {entry.key for entry in blob.list("part/")}
+    assert {key.partition("/")[0] for key in named} == {"state", "part"}
     persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
     assert named < lost(copied(blob)).keys()
 

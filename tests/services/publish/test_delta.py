@@ -160,12 +160,12 @@ def test_multiplicities_tombstones_views_and_collections_without_keys_or_rows(
 def test_more_rows_than_a_table_may_have_are_refused(client: persist.Client) -> None:
     c = client.create_or_load("c", key={"k": int}, value=None)
     c.write([((1, None), 0, 2**62)], seal=1).result()
-    with pytest.raises(persist.InvalidUsage, match="rows, and at most"):
+    with pytest.raises(persist.InvalidUsage, match="rows, and the limit is"):
         c.publish("delta")
     c.write([((1, None), 1, 1 - 2**62), *(((k, None), 1, 1) for k in range(2, 40))], seal=2).result()
     c.publish("delta")
     c.write([((1, None), 2, 2**62)], seal=3).result()
-    with pytest.raises(persist.InvalidUsage, match="rows, and at most"):
+    with pytest.raises(persist.InvalidUsage, match="rows, and the limit is"):
         c.publish("delta")
 
 

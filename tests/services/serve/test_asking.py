@@ -135,7 +135,7 @@ def test_a_server_commits_for_others_also_to_what_it_has_not_heard_of(serving: O
     assert isinstance(refused, UpdateNotBeyondUpper)
     assert follower.refresh().seqno == newest, "what is refused is not a record"
     assert serves.counts() == {"requests": 2, "operations": 3}
-    with pytest.raises(ValueError, match=f"and {OTHER} was asked for"):
+    with pytest.raises(ValueError, match=f"and the request is for {OTHER}"):
         answers(serves, OTHER, 4)
 
 
@@ -149,7 +149,7 @@ def test_a_request_that_is_played_again_is_refused_as_long_as_its_client_is_know
     location = serves.location() or ""
     assert None not in answers(serves, location, 3, 5)
     for again in ((3,), (5,), (5, 6), (4,)):
-        with pytest.raises(ValueError, match="its operations were asked for before"):
+        with pytest.raises(ValueError, match="its operations were requested before"):
             answers(serves, location, *again)
     assert None not in answers(serves, location, 7, 8)
     for other in "89":

@@ -176,7 +176,7 @@ def test_only_so_many_wait_each_of_whom_counts_once(monkeypatch: pytest.MonkeyPa
     hub = server._Hub()
     for waiter in ("a", "b", "a"):
         server._enter_wait(hub, waiter)
-    with pytest.raises(Unavailable, match="2 wait already"):
+    with pytest.raises(Unavailable, match="2 calls wait already"):
         server._enter_wait(hub, "c")
     assert hub.waiters == {"a", "b"}
 

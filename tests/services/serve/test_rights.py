@@ -97,7 +97,7 @@ def is_let_in(use: Use, connection: Connection) -> bool:
         use(*connection)
     except (pa.ArrowException, OSError, StopIteration) as error:
         # Or else the call was heard, and what it asks for is not right.
-        return "the token is missing or wrong" not in str(error) and "this token lets read only" not in str(error)
+        return "the token is missing or wrong" not in str(error) and "this token only allows reading" not in str(error)
     return True
 
 
@@ -161,7 +161,7 @@ def test_without_the_right_nothing_of_a_location_is_changed_by_a_client(
 def test_a_token_that_reads_is_refused_commits_when_the_client_is_opened(client: persist.Client) -> None:
     with (
         serving(client, (READS, WRITES)) as server,
-        pytest.raises(persist.InvalidUsage, match=r"this token lets read only.*a token that may write"),
+        pytest.raises(persist.InvalidUsage, match=r"this token only allows reading.*a token that may write"),
     ):
         persist.open(client.engine.storage.blob, commit_through=persist.Notify(server.url, READS), settings=QUIET)
 
@@ -169,7 +169,7 @@ def test_a_token_that_reads_is_refused_commits_when_the_client_is_opened(client:
 def test_a_value_of_many_pieces_is_refused_with_the_reason(client: persist.Client) -> None:
     with serving(client, (READS, WRITES)) as server:
         store = ServedBlob(server.url, token=READS)
-        with pytest.raises(ReadOnlyStore, match="this token lets read only"):
+        with pytest.raises(ReadOnlyStore, match="this token only allows reading"):
             store.create("x", b"1" * (8 << 20))
         store.close()
 

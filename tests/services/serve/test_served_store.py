@@ -73,7 +73,7 @@ def test_the_token_that_reads_does_not_write(url: str, blob: MemoryBlob) -> None
         lambda: served.delete(keys[0]),
         lambda: served.delete_page(keys),
     ):
-        with pytest.raises(ReadOnlyStore, match=r'this token lets read only: open the location with mode="read"'):
+        with pytest.raises(ReadOnlyStore, match=r'this token only allows reading: open the location with mode="read"'):
             write()
     served.close()
     assert [entry.key for entry in blob.list("")] == keys

@@ -49,7 +49,7 @@ def test_what_is_wrong_with_a_backup_is_the_exit_status(capsys: pytest.CaptureFi
     assert "nothing" in told(capsys, "verify", "nowhere", status=2)
     assert "itself" in told(capsys, "backup", "shop", "../" + tmp_path.name + "/shop", status=2)
     for target in ("shop/inside", "."):
-        assert "lie one in the other" in told(capsys, "backup", "shop", target, status=2)
+        assert "lie one inside of the other" in told(capsys, "backup", "shop", target, status=2)
     assert not (tmp_path / "shop" / "inside").exists()
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")

@@ -95,7 +95,7 @@ def test_a_receipt_is_json_with_its_own_digest(tmp_path: Path, run: Run) -> None
         (["--where", "id = 1"], "say why"),
         (["--where", "id = 1", "--text", "ada", "--reason", "x"], "--text goes with --verify"),
         (["--where", "id = 1", "--reason", "x", "--verify"], "--verify erases nothing"),
-        (["--where", "id = 1", "--format", "csv", "--verify"], "--format is that of the file of --keys"),
+        (["--where", "id = 1", "--format", "csv", "--verify"], "--format is the format of the file of --keys"),
     ],
 )
 def test_what_is_missing_is_told(location: str, arguments: list[str], said: str, run: Run) -> None:

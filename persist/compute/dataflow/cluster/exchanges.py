@@ -1,4 +1,4 @@
-"""A plan cut into stages: the work of one task on its share of some streams, and the shuffles between.
+"""Cuts a plan into stages. A stage is the work of one task on its share of some streams; shuffles connect stages.
 
     source stage   reads a slice of a collection, and applies the linear operators that follow
     keyed stage    reads all records of its keys from each input: joins and reductions by these keys, and what is
@@ -6,10 +6,10 @@
     exchange       sends each record of a node's stream to the task that its key determines
 
 A join or a reduction stays in the stage of an input that is already partitioned by its key. An output stays there, too,
-because equal records have equal keys. So there is one shuffle for each change of key. Past and new updates go the same
-way.
+because equal records have equal keys. So there is one shuffle for each change of key. Contents and later updates pass
+through the same stages.
 
-Recursion, use of times as data, and a running program's contents cannot be cut.
+A plan with recursion, or with expressions that read times, cannot be cut.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ Keys = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Exchange:
-    """The stream of a node on its way to a stage.
+    """A shuffle: sends the output of a node to another stage, by key.
 
     Attributes:
-        keys: the columns that determine a record's task; None: any task may have it; (): one task has all.
-        columns: of the stream.
+        keys: the columns that determine a record's task; None: any task may receive it; (): one task receives all.
+        columns: the columns of the records.
     """
 
     number: int
@@ -47,8 +47,8 @@ class StagePlan:
     """The work of the tasks of one stage.
 
     Attributes:
-        nodes: each after its inputs, without the source.
-        feeds: for each input of a node that comes from outside, (node, place) and the exchange that brings it.
+        nodes: the stage's operators, each after its inputs, without the source.
+        feeds: for each input that another stage computes: (node, place of the input), and the exchange that brings it.
         source: the source node that the stage reads; None for a keyed stage.
         sinks: nodes that are outputs.
     """
@@ -68,7 +68,7 @@ def split_into_stages(plan: plans.Plan) -> list[StagePlan]:
 
 
 class _StageBuilder:
-    """Assigns the nodes of a plan to stages, and adds the exchanges between."""
+    """Assigns the nodes of a plan to stages, and adds the shuffles between stages."""
 
     def __init__(self, plan: plans.Plan) -> None:
         self._plan = plan
@@ -114,7 +114,7 @@ class _StageBuilder:
                     self._assign(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
                 self._at[node.number].sinks.append(node)
             case _:
-                raise InvalidUsage(f"{node.title} has no form in stages")
+                raise InvalidUsage(f"{node.title} cannot be computed by the tasks of a cluster")
 
     def _place_concat(self, node: plans.Node) -> None:
         """Assign a concatenation to an input's stage, or a new one."""
@@ -139,6 +139,7 @@ class _StageBuilder:
         return None
 
     def _place_reduce(self, node: plans.Node, keys: Keys) -> None:
+        """Assign a reduction to its input's stage, or to a new stage."""
         input_keys = self._keyed[node.inputs[0]]
         if input_keys is not None and set(input_keys) <= set(keys):
             self._assign(self._at[node.inputs[0]], node, input_keys)
@@ -154,7 +155,7 @@ class _StageBuilder:
         self._assign_with_exchanges(self._add_stage(), node, wanted)
 
     def _can_place(self, node: plans.Node, stage: StagePlan, wanted: Sequence[Keys]) -> bool:
-        """Return whether a node fits a stage: no input from elsewhere depends on the stage."""
+        """Return whether a node fits a stage: equal partition keys, and no cycle of stages."""
         for number, keys in zip(node.inputs, wanted, strict=True):
             if self._at[number] is stage:
                 if self._keyed[number] != keys:
@@ -164,10 +165,11 @@ class _StageBuilder:
         return True
 
     def _depends_on(self, stage: StagePlan, on: StagePlan) -> bool:
+        """Return whether a stage is another one, or reads its output indirectly."""
         return stage is on or any(self._depends_on(self._at[exchange.node], on) for exchange in stage.reads)
 
     def _assign_with_exchanges(self, stage: StagePlan, node: plans.Node, wanted: Sequence[Keys | None]) -> None:
-        """Assign a node to a stage, with exchanges for its inputs elsewhere."""
+        """Assign a node to a stage, with exchanges for inputs from other stages."""
         for place, (number, keys) in enumerate(zip(node.inputs, wanted, strict=True)):
             if self._at[number] is not stage:
                 stage.feeds[node.number, place] = self._add_exchange(stage, number, keys)
@@ -185,13 +187,16 @@ class _StageBuilder:
         return new_exchange
 
     def _assign(self, stage: StagePlan, node: plans.Node, keys: Keys | None) -> None:
+        """Add a node, whose output has these partition keys, to a stage."""
         stage.nodes.append(node)
         self._set_stage(node, stage, keys)
 
     def _set_stage(self, node: plans.Node, stage: StagePlan, keys: Keys | None) -> None:
+        """Note the stage of a node, and the partition keys of its output."""
         self._at[node.number], self._keyed[node.number] = stage, keys
 
     def _add_stage(self) -> StagePlan:
+        """Add an empty stage to the plan, and return it."""
         self._stages.append(StagePlan(len(self._stages)))
         return self._stages[-1]
 

@@ -1,8 +1,8 @@
 """A job: the reads and the work of a cluster's tasks for a program, and the commit of their output.
 
-It begins like a running program: its ports are open, so holds keep the history of the inputs, and each output has a
-first time to write. The job contains all that tasks need. If another client commits in between, the commit is refused
-as a whole, and the stored output is deleted.
+A job opens its sources and outputs as a running program does: holds keep the history of the sources, and each output
+has a first time to write. The job contains all that tasks need. If another client commits in between, the commit is
+refused as a whole, and the stored output is deleted.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ from persist.engine.collection.reads import changes, snapshot
 
 
 class Job:
-    """One refresh of a program whose sources and outputs are open; use it in a `with`, which keeps sources readable.
+    """One refresh of a program by a cluster's tasks; use it in a `with`, which keeps sources readable.
 
     Args:
         location, storage: where tasks find the location.
-        parallel: how many tasks run at a time.
+        parallel: how many tasks the cluster runs at a time.
 
     Attributes:
         until: the time before which outputs will be complete.
@@ -65,21 +65,21 @@ class Job:
 
     @property
     def begins(self) -> bool:
-        """Whether an output is empty."""
+        """Whether an output is still empty, so that tasks write its first contents."""
         return any(output.upper == 0 for output in self._outputs.every)
 
     @property
     def corrects(self) -> bool:
-        """Whether an output has to be compared with its contents, which tasks do not read."""
+        """Whether a changed program must compare its results with stored outputs, which tasks cannot."""
         return any(output.corrects or output.compares for output in self._outputs.every)
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to seal."""
+        """Whether the outputs can be sealed further."""
         return any(self.until > output.upper for output in self._outputs.every)
 
     def make_tasks(self, partitions: int) -> list[StageTask]:
-        """Return the tasks of each stage. `partitions`: the tasks of a keyed stage."""
+        """Return the tasks of each stage. `partitions`: how many tasks a keyed stage has."""
         written = {
             output.sink.collection: OutputTarget(self._make_target(output), output.done, output.upper == 0)
             for output in self._outputs.every
@@ -90,7 +90,8 @@ class Job:
         """Commit the tasks' output as one record, and return its seqno; delete the output if it is refused.
 
         Raises:
-            UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: another client was first; nothing was written.
+            UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: another client committed first; nothing was
+                written.
         """
         try:
             return self._outputs.commit_parts(self.until, stored)
@@ -102,9 +103,11 @@ class Job:
             raise
 
     def _make_target(self, output: Output) -> Target:
+        """Return where tasks store the parts of an output."""
         return Target.of(output.handle, self._location, self._storage)
 
     def _slice_source(self, stage: StagePlan) -> SourceSlices | None:
+        """Return a source stage's input in slices; None for a stage without a source."""
         if stage.source is None:
             return None
         assert isinstance(stage.source.operator, Source)

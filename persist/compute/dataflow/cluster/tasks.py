@@ -5,8 +5,8 @@ The input and output of a task are
     (exchange int, partition int, rows binary)
 
 which is all that Spark sees: blocks of updates in Arrow's IPC format, already partitioned by the task that reads them.
-So no type is converted to one of Spark's, and the shuffle moves few large rows. The operators belong to a running
-program with the stage's nodes, which lives as long as the task.
+So no type is converted to a Spark type, and the shuffle moves few large rows. Each task runs the stage's operators as
+a program of its own.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ class SourceSlices:
         slices: of the contents as of a time, and of the changes after it.
         bytes: the estimated decoded bytes of the slices.
         as_of: the time of the contents.
-        columns: of the source, with their types in the plan.
+        columns: the source's columns, with their types in the plan.
     """
 
     address: CollectionAddress
@@ -82,11 +82,11 @@ class SourceSlices:
 
 @dataclass(frozen=True)
 class OutputTarget:
-    """How a task writes an output.
+    """Where a task stores an output, and which of its updates are committed already.
 
     Attributes:
         lower: updates before this time are committed already.
-        is_new: nothing is committed yet, so constants' updates before lower are written, too.
+        is_new: nothing is committed yet, so updates of constants before `lower` are written as well.
     """
 
     target: Target
@@ -95,7 +95,7 @@ class OutputTarget:
 
 
 class StoredParts(msgspec.Struct, frozen=True, array_like=True):
-    """The stored parts of one output from a task."""
+    """The parts that a task has stored for one output."""
 
     collection: str
     parts: tuple[Part, ...]
@@ -107,7 +107,7 @@ class StageTask:
 
     Attributes:
         partitions: how many tasks a keyed stage has.
-        written: of each output, by the name of its collection.
+        written: where and how each output is written, by the name of its collection.
     """
 
     stage: StagePlan
@@ -121,11 +121,11 @@ class StageTask:
 
     @property
     def source_number(self) -> int:
-        """The number of the stage's source among a task's inputs: no exchange has this number."""
+        """The number of the source's rows among a task's inputs; no exchange has this number."""
         return WAKES - self.stage.number
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run one task on rows of SHAPE, or, in a stage with a source, on numbers of slices."""
+        """Run one task on encoded blocks of updates, or on the numbers of a source's slices."""
         if self.slices is None:
             exchanged: dict[int, list[pa.Table]] = {}
             for batch in batches:
@@ -179,7 +179,7 @@ class StageTask:
 
 
 class _StageProgram:
-    """The program of a stage, for one task's input."""
+    """A dataflow program that computes a stage for one task's input."""
 
     def __init__(self, task: StageTask) -> None:
         self._task, stage = task, task.stage
@@ -207,7 +207,7 @@ class _StageProgram:
         self.outputs: list[tuple[str, pa.Table]] = []
 
     def compute(self, held: Mapping[int, list[pa.Table]]) -> Iterator[tuple[Exchange, pa.Table]]:
-        """Yield the stage's output, by exchange; afterwards `outputs` has the tables to store."""
+        """Run the stage on its inputs (`held`, by number); yield its output by exchange."""
         inputs = {
             node: Statistics(float(sum(len(table) for table in held.get(number, ()))))
             for number, (_, node) in self._inputs.items()
@@ -225,6 +225,7 @@ class _StageProgram:
             ]
 
     def _add_input(self, number: int, columns: pa.Schema) -> int:
+        """Add an input for an exchange or a source; return the number of its node."""
         kinds = {column.name: column.type for column in (columns or _NOTHING)}
         name = f"input {number}"
         node_number = self._program.input(name, key=None, value=kinds).number
@@ -232,10 +233,12 @@ class _StageProgram:
         return node_number if columns.names else self._plan.add(Linear((Map(()),)), (node_number,), columns).number
 
     def _add_capture(self, number: int) -> Captured:
+        """Return a capture of the output of a node."""
         return Stream(self._program, number).capture()
 
 
 def _with_placeholder_column(table: pa.Table, exchange: Exchange) -> pa.Table:
+    """Return a table; a table without columns gets one, which keeps its number of rows."""
     return table if exchange.columns.names else table.append_column("nothing", pa.array(np.zeros(len(table), np.int8)))
 
 
@@ -250,7 +253,7 @@ def _encode_blocks(table: pa.Table) -> Iterator[bytes]:
 
 
 def make_block_row(exchange: int, partition: int, rows: bytes | None) -> pa.RecordBatch:
-    """Return a row of SHAPE."""
+    """Return a record batch of one row: a block of encoded updates for one partition."""
     return pa.record_batch(
         {
             "exchange": pa.array([exchange], pa.int32()),

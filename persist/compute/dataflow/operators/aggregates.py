@@ -1,8 +1,8 @@
 """The aggregates of `agg`: their types, and which of them are sums of numbers that records contribute.
 
 count, sum and mean are *accumulable*: a group's state is a few sums, whatever its size, to which each record adds whole
-numbers. A record contributes to slots. The sum of a slot is the sum of diffs of updates ((key, slot), time, diff), so
-the ordinary arrangement keeps it, and a retraction leaves no residue.
+numbers. A record adds to slots, which are numbered sums of its group. A slot is stored as the record (key, slot), and
+its sum as the multiplicity. So the ordinary arrangement keeps the sums, and a retraction leaves no residue.
 
     slot 0               the number of records: 1 for each
     slot (a, nulls)      1 for each value of aggregate a that is NULL; NULLs are rare
@@ -10,7 +10,8 @@ the ordinary arrangement keeps it, and a retraction leaves no residue.
 
 Integers have two limbs. A float is a whole number of 2**-1074, with digits in at most three limbs. The sum of the limbs
 is the exact sum of the floats, and is rounded once when it is read (sparse Kulisch accumulators). NaN and the
-infinities are counted in slots of their own. Neumaier's compensated sum was rejected: it leaves residues.
+infinities are counted in slots of their own. Neumaier's compensated sum was rejected: after a retraction it may differ
+from the sum of the other values.
 
 `split_values_by_kind` computes the digits of values.
 """
@@ -46,8 +47,8 @@ class AggregateCall:
     """One requested aggregate of a reduction.
 
     Attributes:
-        of, result: types of the values and of the aggregate.
-        constant: the value of all records, if they have one: the number of records then determines the aggregate.
+        of, result: the types of the aggregated values and of the result.
+        constant: the value that all records have, if it is a constant: their number then determines the aggregate.
     """
 
     name: str
@@ -58,7 +59,7 @@ class AggregateCall:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the number of records determines it."""
+        """Whether the number of records determines the aggregate."""
         return self.constant is not None and self.kind in ("count", "sum")
 
 
@@ -86,7 +87,7 @@ def find_result_type(kind: str, of: pa.DataType, name: str) -> pa.DataType:
 
 
 def split_floats(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
-    """Split floats into exact amounts: the row, slot and amount of each."""
+    """Split floats into exact 32-bit digits: the row, slot (digit position) and amount of each."""
     rows, slots, amounts = [], [], []
     for slot, where in ((NAN, np.isnan(values)), (INFINITE, values == np.inf), (MINUS_INFINITE, values == -np.inf)):
         if where.any():
@@ -114,7 +115,7 @@ def split_floats(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
 
 
 def _split_floats_and_squares(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
-    """Split floats and their squares into exact amounts, for variances."""
+    """Split floats and their squares into exact digits, as `split_floats` does, for variances."""
     rows, places, amounts = split_products([np.where(np.isfinite(values), values, 0.0)] * 2)
     contributions = zip(split_floats(values), (rows, places + SQUARES, amounts), strict=True)
     rows_of_both, slots, more = (np.concatenate(pair) for pair in contributions)
@@ -137,7 +138,7 @@ def split_integers_of_any_size(values: npt.NDArray[np.object_]) -> tuple[Ints, I
 
 
 def split_int64s(values: Ints) -> tuple[Ints, Ints, Ints]:
-    """Split int64s: small ones take one slot, the others two."""
+    """Split int64s into digits as `split_floats` does: small ones take one slot, others two."""
     every = np.arange(len(values))
     is_small = (values >= -(2**31)) & (values < 2**31)
     if is_small.all():
@@ -150,7 +151,7 @@ def split_int64s(values: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def compute_exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> list[int]:
-    """Return each group's exact sum; it has one amount for each slot."""
+    """Return each group's exact sum, from its amount for each slot (digit position)."""
     limbs = slots - FIRST_LIMB
     sums = np.zeros(count, object)
     np.add.at(sums, groups, amounts.astype(object) << (limbs.astype(object) * 32))
@@ -158,7 +159,7 @@ def compute_exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> 
 
 
 def to_float(total: int, divisor: int = 1) -> float:
-    """Return a sum of floats, a multiple of 2**-1074, over a divisor, rounded once."""
+    """Return `total` times 2**-1074 over a divisor as a float, rounded once."""
     try:
         return total / (_UNIT * divisor)
     except OverflowError:
@@ -173,7 +174,7 @@ def check_int64(sums: list[int], name: str) -> Ints:
 
 
 def split_values_by_kind(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
-    """Split an aggregate's values that are not NULL: row, slot and amount."""
+    """Split values that are not NULL into what an aggregate sums: row, slot and amount."""
     if kind == "count":
         return NONE, NONE, NONE
     if pat.is_floating(of):
@@ -194,15 +195,16 @@ def split_values_by_kind(kind: str, words: Ints, of: pa.DataType, domain: Domain
 
 
 def _split_values(words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
+    """Split integers or decimals into 32-bit digits: row, slot and amount of each."""
     return split_integers_of_any_size(to_whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
 
 
 def explode_to_slots(updates: Ints, keys: int, aggregates: Sequence[AggregateCall], domain: Domain) -> Ints:
-    """Return what updates contribute to slots: key words, slot, times, diffs.
+    """Return updates that add each record's values to slots: key words, slot, times, diffs.
 
     Args:
-        updates: the key's words, one word for each aggregate that is not counted, times and diffs.
-        aggregates: in the order of their words.
+        updates: the key's words, one word for each aggregate that needs its values, times and diffs.
+        aggregates: the calls, in the order of these words.
     """
     summed = [numbered for numbered in enumerate(aggregates) if not numbered[1].is_counted]
     if not summed:

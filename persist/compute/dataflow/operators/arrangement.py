@@ -2,20 +2,20 @@
 
 An arrangement is the complete updates of a collection, indexed by key, for all operators that use this key. In each
 pass it takes the updates that became ready as one new batch. Readers see the batch and, apart from it, the spine of
-earlier updates. Each reader has a frontier from which on it compares times. The arrangement compacts up to the meet of
-these frontiers.
+earlier updates. A reader compares stored times only with times beyond its
+frontier. So the arrangement compacts up to the meet of all readers' frontiers.
 
-A program that goes on from sealed outputs need not read its sources whole: its arrangements are *partial*. If a reader
-looks up keys that a partial arrangement does not hold, it requests the contents of its input for them, and keeps them.
-The request passes from operator to operator down to the sources, which read the parts that may hold such records. An
-operator whose output is stored answers from there.
+A program that continues from sealed outputs need not read its sources whole: its arrangements are *partial*. If a
+reader looks up keys that a partial arrangement lacks, the arrangement requests its input's contents for these keys, and
+keeps them. The request passes from operator to operator down to the sources, which read the parts that may hold such
+records. An operator whose output is stored answers from there.
 
     a partial arrangement holds, for each key in `loaded`, all updates of its input at times before this pass
     new updates of other keys are dropped: a later request finds them in the contents
 
 So a program with empty arrangements is refreshed at the cost of the keys that its changes touch, and a program with
-full arrangements reads changes only. The idea is Noria's upquery into partial state (Gjengset et al., OSDI 2018). Here
-times make it exact, because contents belong to one sealed time.
+full arrangements reads changes only. The idea is Noria's upquery into partial state (Gjengset et al., OSDI 2018). It
+is exact here, because requested contents are as of one sealed time.
 """
 
 from collections.abc import Callable
@@ -42,13 +42,13 @@ ReaderFrontier = Callable[[], Antichain]
 
 
 class Arrangement(StashingOperator):
-    """A spine, and the batch of this pass.
+    """Updates indexed by key: a spine of earlier ones, and the new batch of this pass.
 
     Attributes:
         new: the updates that became ready in this pass or iteration, or None.
         spine: earlier updates; a partial arrangement has those with loaded keys.
         loaded: the keys of a partial arrangement; None if it is whole.
-        seeds: reads the updates of some keys, or all, from the output that shows them; returns None if it cannot.
+        seeds: reads the updates of some keys, or all, from a stored output; returns None if that is impossible.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Arrangement(StashingOperator):
         self.new = self.take_ready()
         self.out = None if self.new is None else self.new[1:]
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         """After a pass: insert its batch, and allow compaction up to the readers."""
         since = meet_all([read() for read in self._readers]) if self._readers else self.spine.since
         if since is not self.spine.since:
@@ -117,6 +117,7 @@ class Arrangement(StashingOperator):
             self._replace_contents(self.apply_shape(self.inputs[0].contents(None)) if updates is None else updates)
 
     def _replace_contents(self, updates: Ints) -> None:
+        """Replace all stored updates."""
         self.spine, self.loaded = Spine(self.layout, self._allocate), None
         self.spine.insert(to_batch(updates, self.layout))
 
@@ -128,9 +129,9 @@ class Arrangement(StashingOperator):
         return is_missing
 
     def _load(self, keys: Ints) -> None:
-        """Load those of the keys that are not loaded yet."""
+        """Load the contents of those keys that are not loaded yet, from the input."""
         assert self.loaded is not None
-        if not self.layout.keys or self.inputs[0].is_small:
+        if not self.layout.keys or self.inputs[0].has_cheap_contents:
             seeds = None if self.layout.keys or self.seeds is None else self.seeds(keys[:, :1])
             if seeds is None:
                 self.load_all()
@@ -173,8 +174,8 @@ class Arrangement(StashingOperator):
                 rows = np.concatenate((rows, self.new.take(places, axis=1)), axis=1)
         return numbers, rows
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
-        """Yield the words in use, with their schemas."""
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
+        """Return the words in use, with their schemas."""
         chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
         chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
         entries = [(words, self.schema) for words in [*chunks, *self.list_waiting_words()]]

@@ -1,14 +1,14 @@
 """Folds: aggregates over the ordered rows of frames. Groups and window frames are both frames.
 
-A fold sees many frames at once. All arrays belong together by position, and are sorted by frame. Within a frame rows
-are in the order of the call, and rows that are equal in it are in the order of the aggregated values. So a result
-depends on the contents of its frame alone, and SQL allows it.
+A fold computes many frames at once. All arrays have one element for each row, sorted by frame. Within a frame, rows
+are in the call's order, and rows that are equal in it are in the order of the aggregated values. So a result depends
+on the contents of its frame alone, which SQL allows.
 
-`GROUP BY` has one frame for each group (`make_fold_logic`), and windows one for each row (`operators.windows`). Either
-way a row in a frame is one place in arrays: nothing is done row by row in Python.
+`GROUP BY` has one frame for each group (`make_fold_logic`), and windows one for each row (`operators.windows`). In
+both cases all rows are processed in arrays, and none in Python.
 
-Cost: a change of a group costs the rows of the group; windows cost the rows of all frames, and look at
-`Costs.frame_rows` of them at a time.
+Cost: a change of a group reads the rows of the group. Windows read the rows of all frames, `Costs.frame_rows` rows at
+a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +33,11 @@ from persist.compute.dataflow.updates.words import NULL, Domain, compute_ranks, 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of frames.
+    """The rows of groups or window frames, which an aggregate takes as arguments.
 
     Attributes:
-        owners: the frame of each row, ascending.
+        owners: the number of each row's frame, ascending.
+        arguments, kinds: the words and the types of the call's arguments.
         count: how many frames there are.
     """
 
@@ -47,19 +48,21 @@ class Rows:
     domain: Domain
 
     def select(self, keep: Flags) -> "Rows":
+        """Return the rows that are flagged."""
         if keep.all():
             return self
         return self.take(keep.nonzero()[0])
 
     def take(self, at: Ints) -> "Rows":
+        """Return the rows at some places."""
         return replace(self, owners=self.owners.take(at), arguments=[words.take(at) for words in self.arguments])
 
     def rank_first_argument(self) -> Ints:
-        """Return numbers in the order of the values of the first argument."""
+        """Return for each row a rank of its first argument, in the order of values."""
         return compute_ranks(self.domain, self.arguments[0], self.kinds[0])
 
     def fill_frames(self, places: Ints, words: Ints) -> Ints:
-        """Return a word for each frame; NULL for frames without one."""
+        """Return a word for each frame, from words of rows; NULL for frames without one."""
         every_word = np.full(self.count, NULL, np.int64)
         every_word[self.owners.take(places)] = words
         return every_word
@@ -101,7 +104,7 @@ def compute_fold(
     A record with multiplicity n is n rows, and a row may be in several frames.
 
     Args:
-        rows: the frames' rows, with the words of the call's arguments.
+        rows: the rows of all frames.
         values: the words of all columns of records.
         at: for each of `rows`, the place of its record in `values`.
         is_ordered: the rows of each frame are in the order of the partition already.
@@ -138,7 +141,7 @@ def _select_distinct(rows: Rows) -> Ints:
 def iterate_frames(low: Ints, high: Ints, rows_max: int) -> Iterator[tuple[slice, Ints, Ints]]:
     """Yield frames [low, high) in bounded groups, with their rows' places.
 
-    A frame of more than rows_max rows comes alone.
+    A frame of more than `rows_max` rows is a group of its own.
     """
     ends = (high - low).cumsum()
     first = 0
@@ -156,16 +159,19 @@ Fold = Callable[[WindowFunction, Rows], Ints]
 
 
 def _first(call: WindowFunction, rows: Rows) -> Ints:
+    """Return the first argument of each frame's first row."""
     firsts, _ = rows.find_nonempty()
     return rows.fill_frames(firsts, rows.arguments[0].take(firsts))
 
 
 def _last(call: WindowFunction, rows: Rows) -> Ints:
+    """Return the first argument of each frame's last row."""
     _, ends = rows.find_nonempty()
     return rows.fill_frames(ends - 1, rows.arguments[0].take(ends - 1))
 
 
 def _nth(call: WindowFunction, rows: Rows) -> Ints:
+    """Return the first argument of each frame's n-th row; NULL without one."""
     firsts, ends = rows.find_nonempty()
     places = firsts + call.number - 1
     places = places[(places >= firsts) & (places < ends)]
@@ -173,6 +179,8 @@ def _nth(call: WindowFunction, rows: Rows) -> Ints:
 
 
 def _make_extreme(is_max: bool) -> Fold:
+    """Return the fold for the minimum, or the maximum, of a frame."""
+
     def extreme(call: WindowFunction, rows: Rows) -> Ints:
         """Pick the value at the least or greatest order."""
         order = np.lexsort((rows.rank_first_argument(), rows.owners))
@@ -184,7 +192,7 @@ def _make_extreme(is_max: bool) -> Fold:
 
 
 def _make_arg_extreme(is_max: bool) -> Fold:
-    """Return the first argument of the first row in which the second one is least or greatest."""
+    """Return the fold for arg_min or arg_max: an argument where another is extreme."""
 
     def extreme(call: WindowFunction, rows: Rows) -> Ints:
         """Pick the value with the least or greatest key; ties go to the first."""
@@ -197,10 +205,13 @@ def _make_arg_extreme(is_max: bool) -> Fold:
 
 
 def _count(call: WindowFunction, rows: Rows) -> Ints:
+    """Return the number of rows of each frame."""
     return np.bincount(rows.owners, minlength=rows.count).astype(np.int64)
 
 
 def _make_sum(kind: str) -> Fold:
+    """Return the fold for an aggregate computed from exact sums, such as `sum` or `avg`."""
+
     def total(call: WindowFunction, rows: Rows) -> Ints:
         """Add up the exact sums of the groups."""
         of = rows.kinds[0]
@@ -213,6 +224,8 @@ def _make_sum(kind: str) -> Fold:
 
 
 def _make_bitwise_fold(function: Any) -> Fold:
+    """Return the fold that combines a frame's values with a ufunc, such as bitwise or."""
+
     def combined(call: WindowFunction, rows: Rows) -> Ints:
         """Combine the values of each group with a ufunc."""
         firsts, _ = rows.find_nonempty()
@@ -285,7 +298,7 @@ def compute_quantiles(
 
     Args:
         sizes: how many values each group has, one at least.
-        pick: returns the words of one value of each group, by its place in the order.
+        pick: returns one value of each group, as a word, by its place in the group's order.
     """
     is_between, is_list, down, *shares = call.constants
     kind = call.result.value_type if is_list else call.result
@@ -307,7 +320,7 @@ def compute_quantiles(
 
 
 def _find_place(share: Any, sizes: Ints) -> Ints:
-    """Return the least place that at least a share of the rows is at or before."""
+    """Return the first place in each group where a share of its rows is reached."""
     if isinstance(share, tuple):  # A whole number over another: exact.
         part, whole = share
         places = np.array([size - (size * whole - size * part) // whole for size in sizes.tolist()], np.int64)
@@ -317,7 +330,7 @@ def _find_place(share: Any, sizes: Ints) -> Ints:
 
 
 def _interpolate(one: Ints, other: Ints, share: Any, kind: pa.DataType, domain: Domain) -> Ints:
-    """Return values between two, at a share of their distance."""
+    """Return the values at a share of the distance between one value and another."""
     if pat.is_floating(kind):
         decoded = (domain.decode(words, kind).cast(pa.float64()) for words in (one, other))
         low, high = (values.to_numpy(zero_copy_only=False) for values in decoded)

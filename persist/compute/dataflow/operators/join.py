@@ -5,13 +5,13 @@ Let A, B, C be the contents of the inputs before a pass, and a, b, c their new b
     (A + a)(B + b)(C + c) - ABC  =  a B C  +  (A + a) b C  +  (A + a)(B + b) c
 
 so a change of input i meets inputs before i with, and those after i without, their new batches; every combination is
-met once, whatever the times. The time of a result is the least upper bound of the times it comes from, its diff the
-product of the diffs. NULL in a key equals nothing, unless the join has `null_equals`.
+met once, whatever the times. The time of a result is the least upper bound of the times of its records, and its diff
+is the product of their diffs. NULL in a key equals nothing, unless the join has `null_equals`.
 
 A path is the order in which a change of one input looks up the others. Columns that must be equal form a class, and a
-partial result holds one word for each class it knows. The next input is the one with the fewest expected partners, or,
-if sizes are unknown, with the most known columns; its key are its known columns. So every look-up is in an arrangement
-of an input itself, and nothing intermediate is kept.
+partial result holds one word for each class it knows. The next input is the one with the fewest expected partners. If
+sizes are unknown, it is the one with the most columns in known classes. These columns are the key of the look-up. So
+every look-up is in an arrangement of an input itself, and nothing intermediate is kept.
 
 Cost: for each new update, a binary search per batch of each other input, and the partners.
 
@@ -21,12 +21,12 @@ Cost: for each new update, a binary search per batch of each other input, and th
 
 The right is one record, the *bound*. An ordinary join would look up each record of the left when the bound changes,
 although most are above both the old and the new bound. This join keeps the records of a large left in the order of the
-compared term, and looks up only the records between both bounds. The result for the others is the same, because the
-output has no column of the bound. The condition still filters the records, so the order may be coarser than it.
+compared term, and looks up only the records between both bounds. The result for all other records stays the
+same, because the output has no column of the bound. The condition still filters the records that are looked up.
 
-The order is a cache of the left's arrangement, for totally ordered times. The first change of the bound makes it, and a
-change of many records drops it. Cost: a changed bound costs about log2(n) comparisons and the records in between; a
-changed record of the left costs about log2(n) comparisons more.
+The ordered records are a cache of the left input's arrangement, for totally ordered times. The first change of the
+bound makes it, and a change of many records drops it. Cost: a changed bound costs about log2(n) comparisons and the
+records in between; a changed record of the left costs about log2(n) comparisons more.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,9 +57,9 @@ class JoinLookup:
     """One look-up along a join path.
 
     Attributes:
-        keys: rows of the partial result that are the key, in the arrangement's order.
+        keys: the rows of the partial result (int64[words, n]) that are the key, in the arrangement's order.
         takes: rows of the arrangement's words that are added to the partial result.
-        has_new: whether the arrangement's new batch is seen.
+        has_new: whether the look-up includes the arrangement's new batch.
     """
 
     arrangement: Arrangement
@@ -73,7 +73,7 @@ class JoinPath:
     """How an update of one input finds its partners: look-ups in the other inputs.
 
     Attributes:
-        start: an arrangement of the input, whose new batch begins it.
+        start: an arrangement of the input; its new batch is what is looked up.
         picks: rows of the partial result that make the output, in its order.
         partners: estimates how many records of the input have the same values of some columns; None if unknown.
     """
@@ -94,7 +94,7 @@ class JoinOperator(Operator):
         self._null_equals = null_equals
 
     def run(self) -> None:
-        """Follow the new updates of each input through the others."""
+        """Look the new updates of each input up in all other inputs."""
         parts = []
         for path in self.paths:
             if path.start.new is not None:
@@ -108,7 +108,7 @@ class JoinOperator(Operator):
         self.out = self._shape(updates)
 
     def look_up(self, step: JoinLookup, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
-        """Return the rows that a step finds, each with the number of its key."""
+        """Return the rows that a look-up finds for keys, each with its key's number."""
         return step.arrangement.lookup(hashes, keys, has_new=has_new)
 
     def compute_contents(self, keys: Keys | None) -> Ints:
@@ -125,11 +125,11 @@ class JoinOperator(Operator):
     def choose_path(self, keys: Keys | None) -> tuple[JoinPath, Keys | None]:
         """Return the path that is expected to begin with the fewest records of some keys, and the keys of its start.
 
-        If nothing is known of the inputs, it is the path whose input has most of the columns of keys. Without keys, it
-        is a path that begins at a small input, if there is one.
+        If the inputs' sizes are unknown, the path begins at the input that has most of the keys' columns. Without keys,
+        it begins at a small input, if there is one.
         """
         if keys is None:
-            return max(self.paths, key=lambda path: path.start.inputs[0].is_small), None
+            return max(self.paths, key=lambda path: path.start.inputs[0].has_cheap_contents), None
         below, _ = keys.trace(self.origins)
         best: tuple[JoinPath, Keys | None] = self.paths[0], None
         least: tuple[float, int] | None = None
@@ -192,10 +192,10 @@ Arranged = Callable[[int, tuple[str, ...], tuple[str, ...]], Arrangement]
 
 
 class JoinPaths:
-    """The paths of a join.
+    """Chooses how the updates of each input of a join find partners in other inputs.
 
     Args:
-        on: for the second and each later input, pairs (column of the result so far, column of it).
+        on: for the second and each later input, pairs (column of the inputs before it, column of this input).
         arranged: returns the arrangement of an input by key columns, with other columns as its value.
         partners: returns about how many records of an input have the same values of some columns; None if unknown.
     """
@@ -231,7 +231,7 @@ class JoinPaths:
         return [self._make_path(number, keys[number], route) for number, route in enumerate(routes)]
 
     def _route(self, start: int) -> list[tuple[int, tuple[str, ...]]]:
-        """Return which inputs are looked up from a start, and by which columns."""
+        """Return in which order other inputs are looked up from a start, and by which columns."""
         known_places = {self._class[start, name] for name in self._schemas[start].names}
         remaining = [number for number in range(len(self._schemas)) if number != start]
         route = []
@@ -253,10 +253,11 @@ class JoinPaths:
         return not keys, float("inf") if partners is None else partners, -len(keys)
 
     def _list_equal_columns(self, number: int, known: set[Place]) -> list[str]:
-        """Return an input's columns whose values earlier inputs have."""
+        """Return an input's columns that must equal known columns of earlier inputs."""
         return [name for name in self._schemas[number].names if self._class[number, name] in known]
 
     def _arrange_input(self, number: int, key: tuple[str, ...]) -> tuple[Arrangement, list[str]]:
+        """Return an input's arrangement by a key, and the names of its columns."""
         values = tuple([name for name in self._schemas[number].names if name not in key])
         return self._arranged(number, key, values), [*key, *values]
 
@@ -319,7 +320,7 @@ class BoundedJoin(JoinOperator):
     """A join on an inequality, such as `left <= bound`.
 
     Args:
-        terms: the compared term of each input.
+        terms: for each input, the term that the inequality compares.
         schemas: the columns of each input's arrangement.
     """
 
@@ -341,7 +342,7 @@ class BoundedJoin(JoinOperator):
         self._between: Ints | None = None  # The records of the left that this pass looks up, if not all.
 
     def run(self) -> None:
-        """Find the candidates by the bound first if the left side is large."""
+        """Run the join; of a large left side, read only records between old and new bound."""
         bound, left_new = self._bound.new, self._left.new
         self._between = None
         if bound is not None and self._left.spine.rows >= self.costs.large_rows:
@@ -358,7 +359,7 @@ class BoundedJoin(JoinOperator):
                 self._ranked.add(tuple(record), diff)
 
     def look_up(self, step: JoinLookup, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
-        """Return the matches of keys, or the candidates of the bound."""
+        """Return the rows that match keys; of a large left side, only those between the bounds."""
         if self._between is None or step.arrangement is not self._left:
             return super().look_up(step, hashes, keys, has_new=has_new)
         rows = self._between
@@ -367,11 +368,11 @@ class BoundedJoin(JoinOperator):
         count = rows.shape[1]
         return np.arange(len(hashes)).repeat(count), np.tile(rows, (1, len(hashes)))
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         if self.frontier.is_empty:
             self._ranked = None
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         if self._ranked is None:
             return []
         return [(block[:1], pa.schema([("_k", self._kind)])) for block in self._ranked.blocks]
@@ -380,7 +381,7 @@ class BoundedJoin(JoinOperator):
         return 0 if self._ranked is None else self._ranked.bytes
 
     def _find_between(self, bound: Ints) -> Ints | None:
-        """Return earlier left records between the last bound and this; None: all."""
+        """Return the stored left records between the old and the new bound; None for all."""
         is_one_for_another = bound.shape[1] == 2 and bound[-2, 0] == bound[-2, 1] and sorted(bound[-1]) == [-1, 1]
         words = self._of_bound(bound[1:])[0].tolist() if is_one_for_another else [NULL]
         if NULL in words:

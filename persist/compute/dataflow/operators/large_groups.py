@@ -1,11 +1,12 @@
 """Large groups of a reduction, kept in order, so that a change of one record costs about the logarithm of its group.
 
-A reduction looks at the whole group of a change. That is the fastest way for small groups, and for changes of a good
-part of a large one. A large group of which few records change is ranked, and kept so from then on: the aggregates are
-read off its edges and its middle. A ranked group is made from the arrangement, which stays what the reduction keeps. So
-it is a cache. It is dropped when reading the whole group is cheaper, or when there is no room.
+A reduction reads the whole group of a change. That is fastest for small groups, and for changes of a large share of a
+large group. A large group of which few records change is ranked: its records are kept in order, and the aggregates are
+read from both ends or the middle. A ranked group is a cache of the reduction's arrangement. It is dropped when reading
+the whole group is cheaper, or when there is no room.
 
-This is for totally ordered times only, where the records of a group before a change are one multiset.
+Only reductions over totally ordered times use it, because the records of a group before a change are one multiset
+there.
 """
 
 from abc import ABC, abstractmethod
@@ -43,7 +44,7 @@ class Group(ABC):
 
     @property
     def bytes(self) -> int:
-        """How much memory they take."""
+        """How much memory the records take."""
         return sum(ranked.bytes for ranked in self.orders)
 
     @abstractmethod
@@ -56,14 +57,14 @@ class RecomputedGroup(Group):
 
     @abstractmethod
     def add_changes(self, records: Ints, diffs: Ints) -> None:
-        """Take changes in."""
+        """Add changes of records to what is kept."""
 
     @abstractmethod
     def compute(self) -> Made:
         """Return the results of the group: records of the output with their multiplicities."""
 
     def apply_changes(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
-        """Add records; return the changes of the results."""
+        """Add changes of records; return how the results change."""
         earlier = self.compute() if self.results is None else self.results
         self.add_changes(records, diffs)
         self.results = later = self.compute()
@@ -77,7 +78,7 @@ Ranking: TypeAlias = Callable[[Ints, Ints], Group]  # Its arguments are records,
 
 
 class TopGroup(RecomputedGroup):
-    """The first records of a group."""
+    """A large group whose result is its first records in an order."""
 
     def __init__(self, ranked: Ranked, skip: int, count: int, by: Sequence[int], counted: Counted) -> None:
         self._ranked, self.orders = ranked, [ranked]
@@ -110,7 +111,7 @@ class TopGroup(RecomputedGroup):
 
 
 class AggregatedGroup(RecomputedGroup):
-    """Aggregates of a group: the values of each min, max and median in order, and the sums of the others."""
+    """A large group with its sums, and the values of min, max and median in order."""
 
     def __init__(
         self, aggregates: Sequence[AggregateCall], domain: Domain, records: Ints, diffs: Ints, costs: Costs = USUAL
@@ -179,7 +180,7 @@ class AggregatedGroup(RecomputedGroup):
 
 
 class FoldedGroup(RecomputedGroup):
-    """Quantiles of the only column of a group: its values in order."""
+    """A large group that keeps its only column's values in order, for quantiles."""
 
     def __init__(
         self,
@@ -217,10 +218,12 @@ class FoldedGroup(RecomputedGroup):
 
 
 def _pick_places(ranked: Ranked, places: Ints) -> Ints:
+    """Return the words at some places of ranked values, counted by multiplicity."""
     return np.array([next(ranked.take(place, 1))[0][0] for place in places.tolist()], np.int64)
 
 
 def _compute_exact_sum(diffs: Ints) -> int:
+    """Return a sum of diffs as a Python integer, which cannot overflow."""
     if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
         return sum(diffs.tolist())
     return int(diffs.sum())
@@ -253,9 +256,9 @@ def make_aggregate_ranking(aggregates: Sequence[AggregateCall], domain: Domain, 
 def make_fold_ranking(
     calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain, costs: Costs = USUAL
 ) -> Ranking | None:
-    """Return a function that makes a ranked group for quantiles, or None.
+    """Return a function that makes a ranked group for quantiles; None for other folds.
 
-    None if a group has more than one column, or a call needs all rows.
+    A group with more than one column, or a call that needs all rows, cannot be ranked.
     """
     is_single = len(schema) == 1 and has_rank(schema.field(0).type)
     if not is_single or any(call.function != "quantile" or call.is_distinct or call.constants[1] for call in calls):
@@ -283,19 +286,19 @@ class LargeGroups:
         return sum(group.bytes for group in self._groups.values())
 
     def list_results(self) -> Iterator[Record]:
-        """Yield all records of the output that the groups have."""
+        """Yield the output records of all ranked groups."""
         for group in self._groups.values():
             yield from group.results or ()
 
     def find_ranked(self, keys: Ints, numbers: Ints, times: Ints) -> Flags:
-        """Return which keys have a ranked group with few enough changes.
+        """Return which keys have a ranked group that is cheaper to change than to recompute.
 
-        The ranked groups of the others are dropped; their groups are read whole.
+        For all other keys, ranked groups are dropped, and the caller reads the whole group.
 
         Args:
-            keys: int64[k, n], each once.
+            keys: int64[k, n], without repetitions.
             numbers: the number of each change's key.
-            times: of each change.
+            times: the time of each change.
         """
         is_known = np.zeros(keys.shape[1], np.bool_)
         if self._groups:
@@ -320,8 +323,8 @@ class LargeGroups:
         """Return the numbers of keys whose groups are large enough to rank.
 
         Args:
-            sizes: rows of the group of each key, before the changes.
-            numbers, times: of the changes, as of `find_ranked`.
+            sizes: how many rows the group of each key had before the changes.
+            numbers, times: the key number and time of each change, as in `find_ranked`.
         """
         large = np.flatnonzero((sizes >= self._costs.large_rows) & (sizes <= self._costs.ranked_rows))
         if not len(large):
@@ -334,7 +337,7 @@ class LargeGroups:
         return np.array(chosen[: self._costs.ranked_at_once], np.int64)
 
     def add_group(self, key: Record, records: Ints, diffs: Ints) -> None:
-        """Rank a group."""
+        """Keep a ranked group of the records of a key."""
         rows = records.shape[1] + sum(group.rows for group in self._groups.values())
         while self._groups and rows > self._costs.ranked_rows:
             oldest = next(iter(self._groups))
@@ -362,14 +365,15 @@ class LargeGroups:
         return changes
 
     def clear(self) -> None:
-        """Forget all groups."""
+        """Drop all ranked groups."""
         self._groups, self._sizes = {}, {}
 
     def _forget(self, key: Record) -> None:
+        """Drop the ranked group of a key."""
         del self._groups[key], self._sizes[key]
 
     def _is_ranking_cheaper(self, rows: int, changes: int, times: Ints, numbers: Ints, at: int) -> bool:
-        """Return whether ranked changes cost less than recomputing the group at each time."""
+        """Return whether changing a ranked group costs less than computing it anew at each time."""
         if changes * self._costs.change_rows <= 2 * rows:
             return True
         moments = len(np.unique(times[numbers == at]))

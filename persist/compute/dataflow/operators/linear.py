@@ -1,8 +1,7 @@
-"""Linear operators at work: a stack of stages compiled to one function from updates to updates.
+"""Runs linear operators: compiles a sequence of stages to one function from updates to updates.
 
-Between the stages of a stack columns stay words or Arrow: a copied column is never decoded, and a computed column is
-encoded once, at the end. Bulk work is done by Arrow and numpy; only functions that take Python records are called
-record by record.
+Between stages, columns stay words or Arrow: a copied column is never decoded, and a computed column is encoded once, at
+the end. Bulk work is done by Arrow and numpy; only functions that take Python records are called record by record.
 """
 
 from collections import namedtuple
@@ -64,6 +63,7 @@ class Column:
 
     @property
     def words(self) -> Ints:
+        """The values as words, encoded at first use."""
         if self._words is None:
             if self._of is not None and self._of[0].has_words:
                 column, rows = self._of
@@ -74,6 +74,7 @@ class Column:
 
     @property
     def array(self) -> pa.Array:
+        """The values as an Arrow array, decoded at first use."""
         if self._array is None:
             if self.has_words:
                 self._array = self._domain.decode(self.words, self.kind)
@@ -85,17 +86,18 @@ class Column:
 
     @property
     def has_words(self) -> bool:
-        """Whether it need not be encoded to have its words."""
+        """Whether the words are known, or can be taken from another column's words."""
         return self._words is not None or (self._of is not None and self._of[0].has_words)
 
     def take(self, rows: Ints) -> "Column":
+        """Return the column of some rows, computed when it is first read."""
         return Column(self._domain, self.kind, None, None, (self, rows))
 
 
 class Frame(Mapping[str, pa.Array]):
-    """Updates between stages; as a mapping, their columns as Arrow, and `_time`.
+    """Updates between linear stages; as a mapping, their columns as Arrow, and `_time`.
 
-    `origins`: for each row, the row of the stack's input that it comes from; None if these are the input.
+    `origins`: for each row, the row of the first stage's input that it comes from; None if these are the input.
     """
 
     def __init__(
@@ -109,12 +111,13 @@ class Frame(Mapping[str, pa.Array]):
 
     @classmethod
     def of(cls, updates: Ints, schema: pa.Schema, domain: Domain) -> "Frame":
+        """Return a batch of updates as a frame."""
         columns = {field.name: Column(domain, field.type, updates[at]) for at, field in enumerate(schema)}
         return cls(domain, columns, updates[len(schema) : -1], updates[-1])
 
     @property
     def origins(self) -> Ints:
-        """For each row, the row of the stack's input that it comes from."""
+        """For each row, the row of the first stage's input that it comes from."""
         return np.arange(len(self.diffs)) if self._origins is None else self._origins
 
     def __getitem__(self, name: str) -> pa.Array:
@@ -145,9 +148,11 @@ class Frame(Mapping[str, pa.Array]):
         return Frame(self.domain, columns, self.times.take(rows, axis=1), self.diffs.take(rows), origins)
 
     def select(self, keep: Flags) -> "Frame":
+        """Return the frame of the flagged rows."""
         return self if keep.all() else self.take(keep.nonzero()[0])
 
     def with_changes(self, columns: dict[str, Column] | None = None, *, diffs: Ints | None = None) -> "Frame":
+        """Return the frame with other columns or diffs."""
         columns, diffs = self.columns if columns is None else columns, self.diffs if diffs is None else diffs
         return Frame(self.domain, columns, self.times, diffs, self._origins)
 
@@ -215,9 +220,10 @@ def _chain_stages(stages: Sequence[Stage], operator: str) -> Callable[[Frame], F
 
 
 def _filter(parts: Sequence[Term], operator: str, frame: Frame) -> Frame:
-    """Return the updates for which all parts of a condition are true.
+    """Return the updates for which each term of a condition is true.
 
-    Each part sees the updates that the parts before it left, because a part may guard the next one against errors.
+    Each term is computed for the updates that passed the terms before it, because a term may guard the next one against
+    errors.
     """
     for part in parts:
         if not len(frame):
@@ -252,7 +258,7 @@ def _pick_columns(stage: Map, input_schema: pa.Schema, names: Sequence[str], dom
 
 
 def apply_stage(stage: Stage, frame: Frame, operator: str) -> Frame:
-    """Return a frame after one stage that is not a filter.
+    """Return a frame after one linear stage, which is not a filter.
 
     Raises OperatorFailed: a function or an expression raised.
     """
@@ -297,6 +303,7 @@ def _compute_all(outputs: Sequence[tuple[str, Term]], frame: Frame, operator: st
 
 
 def _compute(expression: Term, frame: Frame, operator: str) -> Column:
+    """Return the result of an expression as a column."""
     if isinstance(expression, Col) and expression.name in frame.columns:
         return frame.columns[expression.name]
     if isinstance(expression, Lit):
@@ -307,6 +314,7 @@ def _compute(expression: Term, frame: Frame, operator: str) -> Column:
 
 
 def _evaluate(expression: Term, frame: Frame, operator: str) -> pa.Array:
+    """Return the result of an expression as Arrow. Raises OperatorFailed with the failing record."""
     try:
         return broadcast(evaluate(expression, frame), len(frame))
     except (pa.ArrowException, ValueError, TypeError) as error:
@@ -336,6 +344,7 @@ def _evaluate_condition(condition: Term, frame: Frame, operator: str) -> Flags:
 
 
 def _compute_integers(expression: Term, frame: Frame, operator: str) -> Ints:
+    """Return the result of an integer expression as words."""
     return _compute(expression, frame, operator).words if len(frame) else np.empty(0, np.int64)
 
 
@@ -371,9 +380,9 @@ def _compute_bound(bound: Term, frame: Frame, operator: str) -> Ints:
 
 
 def _limit_times(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
-    """Add each record at its first time within bounds, retract it after.
+    """Add each record at its first time within the bounds, and retract it at the end.
 
-    A record with a bound that is NULL is never there: a comparison with NULL is true at no time.
+    A record whose bound is NULL never exists, because a comparison with NULL is never true.
     """
     begin = frame.times[stage.dimension]
     end = None
@@ -397,6 +406,7 @@ def _limit_times(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
 
 
 def _concat_frames(frames: list[Frame]) -> Frame:
+    """Return the rows of all frames as one frame."""
     first = frames[0]
     columns = {
         name: Column(first.domain, column.kind, np.concatenate([frame.columns[name].words for frame in frames]))
@@ -421,6 +431,7 @@ def _delay(stage: Delay, frame: Frame, operator: str) -> Frame:
 
 
 def _call_function(operator: str, function: Callable[..., Any], record: Any) -> Any:
+    """Call a user's function on a record. Raises OperatorFailed if it raises."""
     try:
         return function(record)
     except Exception as error:
@@ -428,6 +439,7 @@ def _call_function(operator: str, function: Callable[..., Any], record: Any) -> 
 
 
 def _call_predicate(operator: str, function: Callable[..., Any], record: Any) -> bool:
+    """Return whether a user's function is true of a record. Raises OperatorFailed."""
     result = _call_function(operator, function, record)
     if result is not None and not isinstance(result, bool | np.bool_):
         raise OperatorFailed(operator, record, f"it returned {result!r:.200} instead of True, False or None")
@@ -437,7 +449,7 @@ def _call_predicate(operator: str, function: Callable[..., Any], record: Any) ->
 def _to_columns(
     made: list[Any], records: list[Any], schema: pa.Schema, domain: Domain, operator: str
 ) -> dict[str, Column]:
-    """Return the results of a function as columns; records are its arguments, for errors."""
+    """Return the results of a user's function as columns; errors name the argument in `records`."""
     rows = [_to_record(result, record, schema, operator) for result, record in zip(made, records, strict=True)]
     columns = [list(cells) for cells in zip(*rows, strict=True)] if rows else [[] for _ in schema]
     by_name = {}

@@ -54,14 +54,14 @@ Result: TypeAlias = tuple[Ints, Ints, Ints]
 KeysOf: TypeAlias = Callable[[Ints], Ints]  # The key words of groups, int64[k, n].
 Logic: TypeAlias = Callable[[Ints, Ints, Ints, KeysOf], Result]
 
-COPIES_MAX = 1 << 31  # Records that are put into an order at once, each as often as it is there.
+COPIES_MAX = 1 << 31  # The most rows that are sorted at once; a record of multiplicity n is n rows.
 NOTHING = np.empty((0, 0), np.int64)
 
 
 def repeat_by_multiplicity(diffs: Ints) -> Ints:
     """Return each record's number as often as its multiplicity, none if negative.
 
-    Raises DiffOverflow: these are more than can be looked at one by one.
+    Raises DiffOverflow: there are more rows than can be processed one by one.
     """
     counts = np.maximum(diffs, 0)
     if (
@@ -69,7 +69,7 @@ def repeat_by_multiplicity(diffs: Ints) -> Ints:
         and len(counts) * compute_largest_magnitude(counts) > COPIES_MAX
         and sum(counts.tolist()) > COPIES_MAX
     ):
-        raise DiffOverflow(f"groups have {sum(counts.tolist())} records, and up to {COPIES_MAX} are put into an order")
+        raise DiffOverflow(f"groups have {sum(counts.tolist())} records; at most {COPIES_MAX} can be sorted at once")
     return np.arange(len(diffs)).repeat(counts)
 
 
@@ -93,7 +93,7 @@ def make_threshold_logic(function: Callable[[int], int], operator: str) -> Logic
                 raise OperatorFailed(operator, None, f"on the multiplicity {count} it raised {error!r}") from error
             if isinstance(result, bool) or not isinstance(result, int) or abs(result) >= 2**63:
                 raise OperatorFailed(
-                    operator, None, f"of the multiplicity {count} it made {result!r}, and not an int64"
+                    operator, None, f"for the multiplicity {count} it returned {result!r} instead of an int64"
                 )
             results.append(result)
         counts_of_rows = np.array(results, np.int64).take(at)
@@ -104,7 +104,7 @@ def make_threshold_logic(function: Callable[[int], int], operator: str) -> Logic
 
 
 def make_sum_logic(aggregates: Sequence[AggregateCall], domain: Domain, *, is_complete: bool = False) -> Logic:
-    """Make the logic of exact sums: a value word is a slot, the diff its sum.
+    """Make the logic of aggregates from exact sums: records are slots, multiplicities their sums.
 
     A group exists while the number of its records is not zero. With is_complete, it exists while a count or a total is
     not zero: a total may differ from 0 although multiplicities cancel.
@@ -144,6 +144,7 @@ def make_sum_logic(aggregates: Sequence[AggregateCall], domain: Domain, *, is_co
 
 
 def _count_records(request: AggregateCall, records: Ints) -> Ints:
+    """Return counts of records; for the sum of a constant, times the constant."""
     constant = request.constant if request.kind == "sum" else 1
     return records if constant == 1 else multiply_diffs(records, np.full(len(records), constant))
 
@@ -191,6 +192,7 @@ def compute_aggregate(
 
 
 def _compute_variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
+    """Return variances or deviations of groups, from exact sums of values and squares."""
     is_square = slots >= SQUARES
     is_one = (slots >= FIRST_LIMB) & ~is_square
     totals = compute_exact_sums(groups[is_one], slots[is_one], sums[is_one], len(counts))
@@ -207,6 +209,7 @@ def _compute_variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums:
 
 
 def _to_integer_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) -> Ints:
+    """Return the int64 sum of each group; NULL without values. Raises DiffOverflow."""
     limb = (slots == FIRST_LIMB) | (slots == FIRST_LIMB + 1)
     totals = check_int64(compute_exact_sums(groups[limb], slots[limb], sums[limb], len(counts)), name)
     return np.where(counts == 0, NULL, totals)
@@ -326,10 +329,10 @@ def make_top_k_logic(
     """Make the logic that selects the first records of each group.
 
     Args:
-        by: rows of the values, whether each is descending, and whether NULL comes first.
+        by: the order: value columns by number, whether each is descending, and whether NULL comes first.
         kinds: types of all value rows.
-        skip: how many first records are left out; 0 by rank.
-        counted: what `count` limits; by rank, records with equal ranks are selected or left out together.
+        skip: how many first records are left out; 0 if ranks are limited.
+        counted: what `count` limits: row numbers, ranks or dense ranks. Records of equal rank are selected together.
     """
     count = min(count, 2**63 - 1 - skip)  # So their sum fits int64.
     every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
@@ -370,7 +373,7 @@ def make_top_k_logic(
 
 
 def _is_within_rank(count: int, counted: Counted, groups: Ints, keys: list[Ints], diffs: Ints) -> Flags:
-    """Return which sorted records are among the first `count` of their group."""
+    """Return which sorted records have a rank of at most `count` in their group."""
     begins = np.ones(len(groups), np.bool_)
     begins[1:] = groups[1:] != groups[:-1]
     is_new = begins.copy()

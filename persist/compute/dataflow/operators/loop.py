@@ -1,12 +1,12 @@
-"""Scopes of iteration at work.
+"""Runs scopes of iteration.
 
-A scope's times have one coordinate more, the iteration. In each pass it runs its operators once for each iteration that
-has work, from the least on. Entered updates are there in iteration 0, and the result of a variable comes back one
-iteration later. Updates that wait for an iteration are processed then. A later iteration never makes work for an
-earlier one, so the pass has reached its fixed point when no update waits.
+Times in a scope have one more coordinate, the iteration. In each pass the scope runs its operators once for each
+iteration with work, in ascending order. Updates enter at iteration 0, and the result of a variable comes back one
+iteration later. An update of a later iteration waits until that iteration is run. A later iteration never makes work
+for an earlier one, so the pass has reached its fixed point when no update waits.
 
-Changes of later passes meet the iterations of earlier ones, because arrangements keep the iterations apart. So a change
-costs the iterations, and in each the keys, that it makes a difference to.
+Arrangements keep the iterations of earlier passes apart, and later passes change them. So the cost of a change depends
+on the iterations and keys in which it changes something.
 """
 
 from collections.abc import Iterator
@@ -27,15 +27,13 @@ LAST_ENTRY = 2**62
 
 
 class EnterOperator(Operator):
-    """Brings updates into a scope, at its first iteration or at one of each record.
+    """Brings updates into a scope, at iteration 0 or at an iteration of each record.
 
-    The first iteration also passes updates of later ones. Operators that keep state let them wait.
+    In the first iteration it also passes on the updates of later iterations; operators that keep state let them wait.
 
-    Args:
-        row: the word of the records that is the first iteration of each, and does not enter; None for iteration 0.
+    `row`: the column with each record's first iteration, which is dropped; None: all records enter at iteration 0.
 
-    Attributes:
-        last: the latest iteration in which something has entered.
+    `last`: the latest iteration in which something has entered.
     """
 
     def __init__(self, at: Position, row: int | None) -> None:
@@ -46,7 +44,7 @@ class EnterOperator(Operator):
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to bring in."""
+        """Whether there are updates to bring into the scope."""
         return self._source.out is not None and self._source.out.shape[1] > 0
 
     def run(self) -> None:
@@ -67,6 +65,7 @@ class EnterOperator(Operator):
         self.out = np.concatenate((updates[:-1], rounds, updates[-1:]))
 
     def _check_entry(self, entry: int) -> None:
+        """Raise OperatorFailed unless a record's first iteration is in the allowed range."""
         if not 0 <= entry <= LAST_ENTRY:
             text = "NULL" if entry == NULL else str(entry)
             what = f"a record was to enter at iteration {text}; iterations to enter at are from 0 to {LAST_ENTRY}"
@@ -85,7 +84,7 @@ class VariableOperator(Operator):
         self._stash = Stash(times.stop - 1, times)
 
     def take_feedback(self) -> None:
-        """Take the stream's updates of this iteration, for the next one."""
+        """Keep the stream's updates of this iteration for the next iteration."""
         assert self.feedback is not None
         fed = self.feedback.out
         if fed is not None and fed.shape[1]:
@@ -95,6 +94,7 @@ class VariableOperator(Operator):
             self._stash.add(updates)
 
     def run(self) -> None:
+        """Emit the updates of the previous iteration."""
         parts = [] if self._stash.is_empty else self._stash.take(self.find_ready, self.find_ready_bound())
         self.out = (np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]) if parts else None
 
@@ -103,7 +103,7 @@ class VariableOperator(Operator):
             return None
         return self._stash.find_least(self.make_ready_test(level), len(self._schema) + self.outer + level)
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         return [(chunk[: len(self._schema)], self._schema) for chunk in self._stash.list_chunks()]
 
     @property
@@ -122,12 +122,13 @@ class LeaveOperator(Operator):
         loop.leaves.append(self)
 
     def collect(self) -> None:
-        """Take the stream's updates of this iteration."""
+        """Keep the stream's updates of this iteration, without the iteration's number."""
         collected = self._source.out
         if collected is not None and collected.shape[1]:
             self._given.append(np.delete(collected, -2, axis=0))
 
     def run(self) -> None:
+        """Emit the updates of all iterations."""
         parts, self._given = self._given, []
         self.out = (np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]) if parts else None
 
@@ -144,10 +145,11 @@ class Loop(Operator):
         self.leaves: list[LeaveOperator] = []
         self._limit = limit
 
-    def advance(self) -> None:
+    def advance_frontier(self) -> None:
         self.set_iteration(meet_all(operator.frontier for operator in self.inputs), ())
 
     def set_iteration(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
+        """Set the frontier and the iterations around the scope; begin at its iteration 0."""
         super().set_iteration(frontier, rounds)
         for operator in self.operators:
             operator.set_iteration(frontier, (*rounds, 0))
@@ -173,6 +175,7 @@ class Loop(Operator):
             round_ = self._find_own_next_iteration()
 
     def _find_own_next_iteration(self) -> int | None:
+        """Return the next iteration of this scope with work; None if it is done."""
         return self.find_next_iteration(len(self.rounds))
 
     def find_next_iteration(self, level: int) -> int | None:
@@ -183,16 +186,17 @@ class Loop(Operator):
                 least = round_
         return least
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         for operator in self.operators:
-            operator.settle()
+            operator.finish_pass()
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
-        return [part for operator in self.operators for part in operator.list_live_words()]
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
+        return [part for operator in self.operators for part in operator.list_words_in_use()]
 
     def bytes(self) -> int:
         return sum(operator.bytes() for operator in self.operators)
 
     def list_states(self) -> Iterator[tuple[str, int, int]]:
+        """Yield (title, updates, bytes) of each state of all operators in the scope."""
         for operator in self.operators:
             yield from operator.list_states()

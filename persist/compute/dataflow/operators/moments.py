@@ -1,12 +1,12 @@
 """Statistics of floats: variances, correlations, regressions, skewness, from exact sums that are rounded once.
 
 Each is a quotient of sums of products: of x, of x * x, of x * y and so on. A float is a whole number times a power of
-two, and so is a product of floats. Digits of the products, at base 2**27, are summed by their places as whole numbers
-(as in `operators.aggregates`). The sums of a group become one whole number of 2**-1126 for each factor. Statistics of
-them are exact up to the last step, which rounds. So the order of rows does not matter, and equal values have the
-variance 0.
+two, and so is a product of floats. The digits of the products, at base 2**27, are summed by their places as whole
+numbers (as in `operators.aggregates`). They make up one whole number for each group and product. Its unit is 2**-1126
+to the power of the number of factors. Statistics of them are exact up to the last step, which rounds. So the order of
+rows does not matter, and equal values have the variance 0.
 
-A group with a NaN or an infinity has none of this: its statistics are NaN, as in DuckDB, unless it has one row only.
+The statistics of a group with a NaN or an infinity are NaN, as in DuckDB, unless it has one row only.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,9 +65,9 @@ def split_products(factors: Sequence[Floats]) -> tuple[Ints, Ints, Ints]:
 
 
 def sum_products(owners: Ints, factors: Sequence[Floats], count: int) -> list[int]:
-    """Return for each of count groups the exact sum of the products of finite floats, in `2**(-1126 * factors)`.
+    """Return each group's exact sum of products of finite floats, in `2**(-1126 * factors)`.
 
-    `owners`: the group of each row.
+    `owners`: the group of each row; `count`: how many groups there are.
     """
     rows, places, amounts = split_products(factors)
     every = owners.take(rows)
@@ -107,13 +107,14 @@ def round_square_root(over: int, under: int) -> float:
 
 
 class Sums:
-    """The sums of one group: of how many rows, and of the products of x and y, in `2**(-1126 * factors)`."""
+    """The number of rows of one group, and the sums of products of x and y, in `2**(-1126 * factors)`."""
 
     def __init__(self, count: int, sums: dict[str, int]) -> None:
         self.count = count
         self._sums = sums
 
     def get(self, product: str) -> int:
+        """Return the sum of a product of x and y, such as "x" or "xy"."""
         return self._sums[product]
 
     def sum_deviations(self, product: str) -> int:
@@ -121,6 +122,7 @@ class Sums:
         return self.count * self.get(product) - self.get(product[0]) * self.get(product[1])
 
     def compute_mean(self, value: str) -> float:
+        """Return the mean of x or y, rounded once."""
         return divide_and_round(self.get(value), self.count << LOWEST)
 
     def compute_mean_power(self, exponent: int) -> Fraction:
@@ -141,21 +143,24 @@ Statistic = Callable[[Sums], float | None]
 def _make_statistic(
     product: str, size: Callable[[int], int], round_: Callable[[int, int], float] = divide_and_round, least: int = 1
 ) -> Statistic:
-    """Return a statistic: a sum of products of deviations over a size."""
+    """Return a statistic that divides a sum of products of deviations by a size."""
     return lambda sums: (
         round_(sums.sum_deviations(product), size(sums.count) << _SQUARE) if sums.count >= least else None
     )
 
 
 def _get_population_size(n: int) -> int:
+    """Return the divisor of a population's variance, for sums of deviations times n."""
     return n**2
 
 
 def _get_sample_size(n: int) -> int:
+    """Return the divisor of a sample's variance, for sums of deviations times n."""
     return n * (n - 1)
 
 
 def _skewness(sums: Sums) -> float | None:
+    """Return the sample skewness; None for fewer than three rows, or equal values."""
     n, variance = sums.count, Fraction(sums.sum_deviations("xx"), sums.count**2)
     if n <= 2 or not variance:
         return None
@@ -166,6 +171,7 @@ def _skewness(sums: Sums) -> float | None:
 
 
 def _kurtosis(sums: Sums) -> float | None:
+    """Return the excess kurtosis of a sample; None if it is undefined."""
     n, variance = sums.count, Fraction(sums.sum_deviations("xx"), sums.count**2)
     if n <= 3 or not variance:
         return None
@@ -174,6 +180,7 @@ def _kurtosis(sums: Sums) -> float | None:
 
 
 def _kurtosis_pop(sums: Sums) -> float | None:
+    """Return the excess kurtosis of a population; None if it is undefined."""
     variance = Fraction(sums.sum_deviations("xx"), sums.count**2)
     if sums.count <= 1 or not variance:
         return None
@@ -182,6 +189,7 @@ def _kurtosis_pop(sums: Sums) -> float | None:
 
 
 def _corr(sums: Sums) -> float | None:
+    """Return the correlation of x and y; NaN if one of them is constant."""
     x_spread, y_spread, xy_spread = (sums.sum_deviations(product) for product in ("xx", "yy", "xy"))
     if not x_spread or not y_spread:
         return nan
@@ -191,11 +199,13 @@ def _corr(sums: Sums) -> float | None:
 
 # In regressions, x depends on y. They are DuckDB's first and second argument.
 def _slope(sums: Sums) -> float | None:
+    """Return the slope of the regression of x on y; NaN for constant y."""
     spread = sums.sum_deviations("yy")
     return divide_and_round(sums.sum_deviations("xy"), spread) if spread else nan
 
 
 def _intercept(sums: Sums) -> float | None:
+    """Return the intercept of the regression of x on y; None for constant y."""
     spread = sums.sum_deviations("yy")
     if not spread:
         return None
@@ -205,6 +215,7 @@ def _intercept(sums: Sums) -> float | None:
 
 
 def _r2(sums: Sums) -> float | None:
+    """Return the share of x's variance that y explains; None for constant y."""
     x_spread, y_spread = sums.sum_deviations("xx"), sums.sum_deviations("yy")
     if not y_spread:
         return None
@@ -236,11 +247,11 @@ STATISTICS: dict[str, tuple[tuple[str, ...], Statistic]] = {
 
 
 def compute_statistics(name: str, owners: Ints, values: Sequence[Floats], count: int) -> list[float | None]:
-    """Return a statistic of each of count groups; None of one without rows.
+    """Return a statistic for each of `count` groups; None for a group without rows.
 
     Args:
         owners: the group of each row, ascending.
-        values: x, and y if there is one, of each row.
+        values: x of each row, and y if the statistic has two arguments.
     """
     products, made_of = STATISTICS[name]
     columns: dict[str, Any] = dict(zip("xy", values, strict=False))

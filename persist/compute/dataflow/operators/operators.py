@@ -2,10 +2,10 @@
 
 A dataflow is run in passes. In a pass each operator is called once, after its inputs, or in a scope once per iteration.
 It takes the updates in `out` of its inputs, and puts its own into `out`. An operator with state lets updates wait until
-they are *ready*: their time is not beyond the frontier of its inputs and, in a scope, not in a later iteration. So its
-updates are final for their times.
+they are *ready*: their time is not beyond the frontier of its inputs and, in a scope, not in a later iteration. So the
+updates that it emits are final for their times.
 
-In a pass, all inputs of the dataflow have the same view of time, so no messages about progress are needed: the frontier
+Within a pass no frontier of an input of the dataflow moves, so operators send no messages about progress: the frontier
 of an operator is the meet of the frontiers of its inputs.
 
 **Two functions.** `run` computes the new updates of the output. `contents` computes what the output held before this
@@ -40,9 +40,9 @@ class Position:
     """The place of an operator in a dataflow.
 
     Attributes:
-        title: how messages call it.
+        title: the operator's name in messages.
         outer: how many dimensions the times of the program have.
-        depth: how many iterations it is in.
+        depth: how many scopes of iteration are around it.
         costs: the thresholds at which it changes its algorithm.
     """
 
@@ -58,13 +58,13 @@ class Operator:
 
     Attributes:
         title, inputs, outer, depth, costs: see `Position`.
-        dimensions: the number of coordinates of its times: of the program, and one for each iteration.
+        dimensions: the number of coordinates of its times: the program's, and one for each scope around it.
         frontier: how far its inputs are complete, in the program's dimensions.
-        rounds: the iterations that are under way, outermost first.
-        out: its updates of this pass, or None.
-        moves_times: it may turn updates into updates of later times.
+        rounds: the current iteration of each scope around it, outermost first.
+        out: the updates that it emits in this pass, or None.
+        moves_times: whether it may move updates to later times.
         origins: for each word of the output, the word that it copies from the input of the operator's last stages.
-        stored: reads the contents of the output from a collection.
+        stored: reads the contents of the output from the collection that stores it, if there is one.
         given_out, seconds: the number of its output updates, and its running time, in all passes.
     """
 
@@ -84,7 +84,7 @@ class Operator:
         self.origins: tuple[int | None, ...] = ()
         self.stored: Request | None = None
 
-    def advance(self) -> None:
+    def advance_frontier(self) -> None:
         """Take the frontier over from the inputs."""
         if len(self.inputs) == 1:
             self.frontier = self.inputs[0].frontier
@@ -92,16 +92,16 @@ class Operator:
             self.frontier = meet_all(operator.frontier for operator in self.inputs)
 
     def run(self) -> None:
-        """Do the work of this pass, or of this iteration."""
+        """Compute the output of this pass, or of this iteration, from the inputs' new updates."""
         raise NotImplementedError
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         """End a pass: insert kept updates, and allow their compaction."""
 
     def contents(self, keys: Keys | None) -> Ints:
         """Return what the output held before this pass, for some keys or all: updates of words, a time and diffs.
 
-        Cost: what the operators below have to read for these keys. There may be several updates of one record.
+        Several updates may be of one record. Cost: the operators that it depends on read their contents for these keys.
         """
         return self.compute_contents(keys) if self.stored is None else self.stored(keys)
 
@@ -110,19 +110,19 @@ class Operator:
         raise NotImplementedError(f"{self.title} has no contents that can be requested")
 
     @property
-    def is_small(self) -> bool:
+    def has_cheap_contents(self) -> bool:
         """Whether reading all contents costs no more than reading a few keys."""
         return False
 
     def find_ready(self, times: Ints) -> Flags:
-        """Return which times are complete here by now."""
+        """Return which times are complete at this operator by now."""
         waits = find_beyond(self.frontier, times[: self.outer])
         for number, round_ in enumerate(self.rounds, self.outer):
             waits |= times[number] > round_
         return ~waits
 
     def make_ready_test(self, level: int) -> Ready:
-        """Return a test whether times are complete but for iterations of scopes from a level on."""
+        """Return a test which times are complete, whatever their iterations from a level on."""
 
         def ready(times: Ints) -> Flags:
             waits = find_beyond(self.frontier, times[: self.outer])
@@ -138,16 +138,16 @@ class Operator:
         self.rounds = rounds
 
     def find_ready_bound(self) -> int | None:
-        """Return the least last coordinate that is not ready; None if unknown."""
+        """Return the least incomplete value of a time's last coordinate; None if unknown."""
         if self.rounds:
             return self.rounds[-1] + 1
         return self.frontier.time if self.outer == 1 else None
 
     def find_next_iteration(self, level: int) -> int | None:
-        """Return the next iteration with work, in the scope at a level."""
+        """Return the next iteration with work in the scope at a level; None without work."""
         return None
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         """Return all kept words, with the columns that they belong to."""
         return []
 
@@ -158,7 +158,7 @@ class Operator:
     def list_states(self) -> Iterator[tuple[str, int, int]]:
         """Yield (title, updates, bytes) for each state that the operator keeps."""
         if self.bytes():
-            rows = sum(words.shape[1] for words, _ in self.list_live_words())
+            rows = sum(words.shape[1] for words, _ in self.list_words_in_use())
             yield self.title, rows, self.bytes()
 
     def concat_inputs(self) -> Ints | None:
@@ -180,12 +180,12 @@ def request_contents(
     """Return the contents of an input after some stages, for requested keys.
 
     Args:
-        origins: of each column of the result, the column of the input that it copies.
-        shape: the stages.
+        origins: for each column of the result, the number of the input column that it copies; None if computed.
+        shape: applies the stages to updates.
     """
     if keys is None:
         return shape(inputs[0].contents(None))
-    if inputs[0].is_small:
+    if inputs[0].has_cheap_contents:
         below, is_same = None, False
     else:
         below, is_same = keys.trace(origins)
@@ -197,12 +197,11 @@ class StashingOperator(Operator):
     """An operator of one input whose updates wait until they are ready.
 
     Args:
-        shape: is applied to updates first.
-        adds_up: the shape makes many equal updates. It is then applied piece by piece, and each piece consolidated: a
-            first build takes a fraction of the memory.
+        shape: the linear stages that are applied to updates first.
+        adds_up: the shape makes many equal updates, so it is applied piece by piece, and each piece is consolidated. A
+            first build then takes a fraction of the memory.
 
-    Attributes:
-        is_last_reader: no other operator reads the updates of the inputs after this one.
+    `is_last_reader`: no other operator reads the updates of the inputs after this one.
     """
 
     is_last_reader = False
@@ -257,13 +256,14 @@ class StashingOperator(Operator):
         return self.stash.find_least(self.make_ready_test(level), self.layout.words + self.outer + level)
 
     def list_waiting_words(self) -> list[Ints]:
+        """Return the words of the updates that wait."""
         return [chunk[: self.layout.words] for chunk in self.stash.list_chunks()]
 
 
 class EntryOperator(Operator):
-    """An input or a source, whose owner sets `out` and `frontier`.
+    """An operator for an input or a source, whose owner sets `out` and `frontier`.
 
-    `has_few`: whether every request reads all that it holds.
+    `has_few`: whether the source is so small that each request reads all of it.
     """
 
     def __init__(self, at: Position) -> None:
@@ -271,10 +271,10 @@ class EntryOperator(Operator):
         self.has_few: Callable[[], bool] = lambda: False
 
     @property
-    def is_small(self) -> bool:
+    def has_cheap_contents(self) -> bool:
         return self.has_few()
 
-    def advance(self) -> None:
+    def advance_frontier(self) -> None:
         pass
 
     def run(self) -> None:
@@ -282,7 +282,7 @@ class EntryOperator(Operator):
 
 
 class LinearOperator(Operator):
-    """A stack of linear stages."""
+    """Applies linear stages to the updates of its input."""
 
     def __init__(self, at: Position, shape: Shape) -> None:
         super().__init__(at)
@@ -296,12 +296,12 @@ class LinearOperator(Operator):
         return request_contents(self.inputs, keys, self.origins, self.shape)
 
     @property
-    def is_small(self) -> bool:
-        return self.inputs[0].is_small
+    def has_cheap_contents(self) -> bool:
+        return self.inputs[0].has_cheap_contents
 
 
 class ConcatOperator(Operator):
-    """All updates of all inputs."""
+    """Passes on the updates of all inputs."""
 
     def run(self) -> None:
         self.out = self.concat_inputs()
@@ -311,19 +311,19 @@ class ConcatOperator(Operator):
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     @property
-    def is_small(self) -> bool:
-        return all(operator.is_small for operator in self.inputs)
+    def has_cheap_contents(self) -> bool:
+        return all(operator.has_cheap_contents for operator in self.inputs)
 
 
 class SealedWithOperator(ConcatOperator):
-    """All updates of the first input, complete only as far as all inputs are."""
+    """Passes on the first input, complete only as far as all inputs are."""
 
     def run(self) -> None:
         self.out = self.inputs[0].out
 
 
 class ConsolidateOperator(StashingOperator):
-    """Updates summed per record and time, once they are complete."""
+    """Sums updates per record and time, once they are complete."""
 
     def __init__(self, at: Position, schema: pa.Schema) -> None:
         super().__init__(at, Layout(len(schema), 0, at.outer + at.depth))
@@ -337,10 +337,10 @@ class ConsolidateOperator(StashingOperator):
         return self.inputs[0].contents(keys)
 
     @property
-    def is_small(self) -> bool:
-        return self.inputs[0].is_small
+    def has_cheap_contents(self) -> bool:
+        return self.inputs[0].has_cheap_contents
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         return [(words, self._schema) for words in self.list_waiting_words()]
 
 
@@ -381,9 +381,9 @@ class CaptureOperator(ConsolidateOperator):
         if self.out is not None:
             self._captured.add(self.out)
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         captured = self._captured.live()
-        return [*super().list_live_words(), (captured[: len(self._schema)], self._schema)]
+        return [*super().list_words_in_use(), (captured[: len(self._schema)], self._schema)]
 
 
 class SinkOperator(ConsolidateOperator):
@@ -399,7 +399,7 @@ class SinkOperator(ConsolidateOperator):
 def make_inspector(
     function: Callable[[pa.Table], object], schema: pa.Schema, domain: Domain, operator: str
 ) -> Callable[[Ints], object]:
-    """Return the function that shows updates as a table to a function."""
+    """Return a function that passes updates, as a table, to a user's function."""
 
     def inspect(updates: Ints) -> None:
         try:

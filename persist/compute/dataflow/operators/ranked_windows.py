@@ -1,18 +1,19 @@
 """Windows over a large partition that is kept in order: a change looks at the rows whose answer may change.
 
-The records of the partition are blocks in order (`persist.compute.dataflow.state.ranked`), which a change replaces and
-never writes to. So the partition before a change, and after it, are two lists of blocks, and what both have in common
-are the same arrays. In between lie *changed places*, and between these *stretches* of equal records. A row of a stretch
-has the same answer as before unless
+The records of the partition are kept in ordered blocks (`persist.compute.dataflow.state.ranked`). A change replaces
+blocks, and never writes to them. So the partition before and after a change are two lists of blocks, and unchanged
+blocks are the same arrays in both. Comparing the lists shows *changed places*, and between them *stretches* of
+equal records. A row of a stretch has the same answer as before unless
 
-- a changed place is in its reach: so many rows back or ahead, or among the rows that agree with it in the order;
-- or a total over the rows before its stretch has changed: their number for `row_number`, their sum for a running sum. A
-  function of the end of the partition also depends on the rows behind.
+- a changed place is in its reach: within the rows before or after it that the function reads, or among its peers (rows
+  equal in the order);
+- or a total over the rows before its stretch has changed: their number for `row_number`, their sum for a running sum.
+  For a function that reads to the end of the partition, the same holds for the total over the rows after its stretch.
 
-Only such rows are computed in both partitions, by the functions of `operators.windows` and the totals over the rows
-before. The difference is the change.
+Only these rows are computed, in both partitions, by the functions of `operators.windows` and the totals over the rows
+before them. The difference of the answers is the change.
 
-    totals over rows = [rows, groups of rows that agree, for each sum a `Totals`], of each block, and added up
+    totals over rows = [number of rows, number of groups of peers, a `Totals` for each sum], by block, and added up
 
 Cost of a change: about log2(n) comparisons for each record, one addition for each block, and the rows whose answer
 changes. Memory: the records.
@@ -51,7 +52,8 @@ Span: TypeAlias = tuple[int, int, int, int]  # Records from and to, before the c
 class _Reach:
     """The rows and totals around a row on which its answer depends.
 
-    `of`: the total that counts: "rows", "peers" (groups of them), the number of a sum, or "first", which is a row.
+    `of`: what the answer depends on: the number of "rows", of groups of "peers", a sum by its number, or the "first"
+    row.
     """
 
     back: int = 0
@@ -124,7 +126,7 @@ def make_window_ranking(
 
 @dataclass(frozen=True, slots=True)
 class _WindowContext:
-    """What all partitions of a reduction share."""
+    """The functions, their order and the columns of all partitions of a reduction."""
 
     calls: tuple[WindowFunction, ...]
     reaches: Sequence[_Reach]
@@ -172,9 +174,9 @@ class _BlockTotals:
 
 
 class _Partition:
-    """A partition as it was at one time.
+    """The records of a partition before or after a change, with totals over its blocks.
 
-    `known`: the totals over blocks of other partitions, by the identity of the block; this one adds its own.
+    `known`: totals over blocks by the identity of the block, shared by the old and the new partition.
     """
 
     def __init__(self, blocks: list[Ints], window: _WindowContext, known: dict[int, tuple[Ints, _BlockTotals]]) -> None:
@@ -229,6 +231,7 @@ class _Partition:
         return _RangeTotals(rows, peers, sums)
 
     def read_keys(self, first: int, end: int) -> Ints:
+        """Return the words that some records are ordered by."""
         return self.read_records(first, end)[np.array(self._window.by, np.int64)]
 
     def find_peers_begin(self, record: int) -> int:
@@ -261,11 +264,12 @@ class _Partition:
         return at
 
     def _find_block(self, record: int) -> int:
+        """Return the number of the block that has a record."""
         return bisect_right(self.starts, record) - 1
 
 
 class WindowedGroup(Group):
-    """A partition: its records in order, and the totals over blocks of them."""
+    """A large partition of window functions: its records in order, and the totals over blocks of them."""
 
     def __init__(self, window: _WindowContext, ranked: Ranked) -> None:
         self._window = window
@@ -323,7 +327,7 @@ class WindowedGroup(Group):
         return _join_adjacent(spans, self._window.costs.window_rows)
 
     def _has_changed_totals(self, old: _Partition, new: _Partition, stretch: Span) -> bool:
-        """Return whether totals before or behind a span, as used here, have changed."""
+        """Return whether totals before or behind a span that the functions use have changed."""
         first, end, new_first, new_end = stretch
         was, now = old.sum_before(first), new.sum_before(new_first)
         for reach in self._window.reaches:
@@ -379,12 +383,15 @@ class WindowedGroup(Group):
 
 
 def _get_total(sum_: _RangeTotals, reach: _Reach) -> Any:
+    """Return the total of one argument, or the number of rows, that a function uses."""
     return sum_.sums[reach.of] if isinstance(reach.of, int) else sum_.rows
 
 
 def _find_changed_spans(old: _Partition, new: _Partition) -> Iterator[Span]:
-    """Yield the spans in which records differ: blocks that only one partition has, without equal records at their
-    edges."""
+    """Yield the spans in which two partitions differ.
+
+    A span consists of blocks that only one partition has, without the equal records at its edges.
+    """
     new_places = {id(block): at for at, block in enumerate(new.blocks)}
     at_old = at_new = 0
     count, count_new = len(old.blocks), len(new.blocks)
@@ -404,7 +411,7 @@ def _find_changed_spans(old: _Partition, new: _Partition) -> Iterator[Span]:
 
 
 def _count_equal_edges(one: Ints, other: Ints) -> tuple[int, int]:
-    """Return how many columns agree at the beginning, and at the end."""
+    """Return how many records are equal at the beginning, and at the end."""
     size = min(one.shape[1], other.shape[1])
     differs = np.flatnonzero((one[:, :size] != other[:, :size]).any(axis=0))
     head = int(differs[0]) if len(differs) else size
@@ -414,7 +421,7 @@ def _count_equal_edges(one: Ints, other: Ints) -> tuple[int, int]:
 
 
 def _select_different(was: Ints, now: Ints) -> tuple[Ints, Ints]:
-    """Return the answers that differ."""
+    """Return the old answers and the new answers, without equal ones."""
     head, tail = _count_equal_edges(was, now)
     was, now = was[:, head : was.shape[1] - tail], now[:, head : now.shape[1] - tail]
     if was.shape == now.shape:

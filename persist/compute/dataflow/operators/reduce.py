@@ -5,13 +5,13 @@ with other times of the key. Differential dataflow calls these times interesting
 
 **Totally ordered times** (`TotalReduce`). Only the times of the changes are interesting. The key's records are put into
 versions, one before and one after each time. The logic gets all versions of all keys at once; the output at a time is
-the result of one version minus the result of the previous version. Only the input is kept. Some logics need not look at
+the result of one version minus the result of the previous version. Only the input is kept. Some logics need not read
 large groups as a whole (`persist.compute.dataflow.operators.large_groups`).
 
 **Partially ordered times** (`PartialReduce`). All least upper bounds are interesting, in any number of dimensions: the
-closure of the times of the changes with all times of the key. Complete times are done in an order that extends the
-order of times; the others wait. At each, the output is corrected to the result for the records at times up to it, so
-the earlier output is kept as well.
+closure of the times of the changes with all times of the key. Complete times are processed in an order that
+extends the order of times; incomplete ones wait. At each time, the output is corrected to the result for the records
+up to this time. This needs the earlier output, so the output is kept as well.
 
 Cost of a change: the records of its key, or their logarithm if they are ranked; accumulable aggregates have a few sums
 for each key.
@@ -49,7 +49,7 @@ class ReduceOperator(Operator):
     Args:
         logic: computes the results of groups.
         shape: the linear stages of the output.
-        ranking: keeps large groups in order, if the logic allows it.
+        ranking: makes an ordered group of a large group's records; None if the logic always reads whole groups.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ReduceOperator(Operator):
         self.allocate = allocate
 
     def apply(self, groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
-        """Return the results of groups; none for no groups."""
+        """Return the logic's results for groups, which may be none."""
         if len(groups):
             return self.logic(groups, values, diffs, find_keys)
         return groups, np.empty((self.out_layout.values, 0), np.int64), diffs
@@ -118,10 +118,10 @@ class TotalReduce(ReduceOperator):
         self.out = updates if updates.shape[1] else None
 
     def _find_first(self, keys: Ints, hashes: Ints, numbers: Ints, new: Ints) -> tuple[Flags, Ints, Ints]:
-        """Return which keys need only their stored first records; the keys' numbers; and the records.
+        """Return which keys need only stored first records; their numbers; and these records.
 
-        A group with fewer first records than the limit has no others. In any group, the others stay behind the first
-        ones until one of these is retracted, so retractions of others do not matter.
+        A group with fewer stored records than the limit has no other records. In any group, the other records stay
+        behind the first ones until a first one is retracted. So their own retractions do not matter.
         """
         assert self.read_first is not None
         assert self.limit is not None
@@ -160,7 +160,7 @@ class TotalReduce(ReduceOperator):
         return arrangement.lookup(hash_keys(words), words, has_new=False)[1][1:]
 
     def _compute_groups(self, records: Ints) -> Ints:
-        """Return the results for records of one time, as updates."""
+        """Return the results of groups, whose records are of one time, as updates."""
         layout, time = self.arrangement.layout, 0
         if records.shape[1]:
             time = int(records[-2].max())
@@ -178,11 +178,11 @@ class TotalReduce(ReduceOperator):
         updates[-2], updates[-1] = time, diffs
         return self.shape(updates)
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         if self.large is not None and self.frontier.is_empty:
             self.large.clear()
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         # The arrangement has the records of ranked groups, but not their results.
         results = [] if self.large is None else list(self.large.list_results())
         columns = pa.schema([self.schema.field(at) for at in range(self.keys, len(self.schema))])
@@ -194,8 +194,8 @@ class TotalReduce(ReduceOperator):
     def _find_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> list[Ints]:
         """Return the changes of the output for some keys.
 
-        Large groups for which it is cheaper get a ranked index first. Each piece becomes output rows at once, which
-        frees the memory of its input.
+        Large groups are ranked first if that is cheaper. Each piece of keys becomes output rows at once, which frees
+        the memory of its input.
         """
         changes, count = [], keys.shape[1]
         if self.large is not None and len(old_numbers) >= self.costs.large_rows:
@@ -236,7 +236,7 @@ class TotalReduce(ReduceOperator):
         return changes
 
     def _change_ranked(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
-        """Return how the output of ranked groups changes."""
+        """Apply changes to ranked groups; return how the output changes."""
         assert self.large is not None
         # The rows of ranked groups, group by group.
         places = ranked.take(numbers).nonzero()[0]
@@ -290,7 +290,7 @@ class TotalReduce(ReduceOperator):
     ) -> Ints:
         """Return the changes of the output of keys, from their old records and the new updates.
 
-        `numbered`: the times of each key. Moments are the pairs (key, time) at which something changes.
+        `numbered`: the result of `_number_moments`. A moment is a pair (key, time) at which a record changes.
         """
         layout = self.arrangement.layout
         count = keys.shape[1]
@@ -344,8 +344,10 @@ def _find_rows_of_other_keys(flags: Flags, numbers: Ints, rows: Ints) -> tuple[I
 
 
 def _number_moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the distinct times of keys, sorted by key and time; each key's first place in them, and how many it has;
-    and the rank of each row's time in its key."""
+    """Return the distinct times of each key, and where each row's time is among them.
+
+    Returns the times by key and time, each key's first place and number of times, and the rank of each row's time.
+    """
     order = np.lexsort((times, numbers))
     owners, moments = numbers[order], times[order]
     # A moment begins where the key or the time differs from the row before.
@@ -360,11 +362,11 @@ def _number_moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]
 
 
 def _split_versions(changes: Ints, values: int, sizes: Ints, firsts: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the records of each version of each key, sorted by version.
+    """Return each key's records between its changes (a version for each interval), by version.
 
     Args:
-        changes: a batch of [key number, values …, rank, diff].
-        sizes: how many moments each key has; it has one version more.
+        changes: a batch of [key number, values …, rank of the time, diff].
+        sizes: how many moments (times of change) each key has; it has one version more.
     """
     words = changes[1:-2]
     # The changes of one record are a unit: they follow each other, by their ranks.
@@ -405,13 +407,13 @@ class PartialReduce(ReduceOperator):
             return None
         return self._pending.find_least(self.make_ready_test(level), self.keys + self.outer + level)
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         if self.frontier.is_empty:
             self.output = Spine(self.out_layout)
         else:
             self.output.advance(self.frontier)
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         parts = [(batch[1 : 1 + self.out_layout.words], self.schema) for batch in self.output.batches()]
         keys = pa.schema([self.schema.field(at) for at in range(self.keys)])
         return parts + [(chunk[: self.keys], keys) for chunk in self._pending.list_chunks()]
@@ -443,7 +445,7 @@ class PartialReduce(ReduceOperator):
             self._correct(todo[:, flags], keys, hashes, numbers, records)
 
     def _close_under_joins(self, pairs: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
-        """Return [key number, time …, 1], closed under least upper bounds with the times of each key."""
+        """Return (key, time) pairs, completed by least upper bounds with the key's times."""
         # The distinct times of each key; key k has the places from lower[k] up to upper[k].
         key_times = np.empty((self.dimensions + 2, len(numbers)), np.int64)
         key_times[0], key_times[1:-1], key_times[-1] = numbers, times, 1
@@ -470,7 +472,7 @@ class PartialReduce(ReduceOperator):
         return pairs
 
     def _correct(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
-        """Correct the output at complete pairs [key number, time …, 1], earlier times first."""
+        """Correct the output at some complete (key, time) pairs, earlier times first."""
         layout = self.arrangement.layout
         # The pairs by key and time; a rank is the number of earlier pairs of the key.
         order = np.lexsort((*todo[-2:0:-1], todo[0]))
@@ -517,7 +519,7 @@ class PartialReduce(ReduceOperator):
     def _correct_groups(
         self, items: Ints, keys: Ints, records: tuple[Ints, Ints, Ints, Ints], given: tuple[Ints, Ints, Ints, Ints]
     ) -> Ints:
-        """Return the changes at items, one time per key: [item, values …, diff]."""
+        """Return what the output lacks at one time for each key: [item, values …, diff]."""
         # The item of each key; -1 for none.
         place = np.full(keys.shape[1], -1)
         place[items[0]] = np.arange(items.shape[1])
@@ -549,7 +551,7 @@ def _subtract_rows(rows: Ints, known: Ints, dimensions: int) -> Ints:
 
 
 def _sum_items_to_times(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items: Ints) -> Ints:
-    """Return the records of each item up to its time: [item, values …, diff], sorted by item."""
+    """Return the records of each (key, time) item up to its time: [item, values …, diff]."""
     numbers, values, times, diffs = rows
     at = place.take(numbers)
     # A record counts if its key has an item, and at each time from its own on.

@@ -1,8 +1,8 @@
-"""Window functions: each record of a partition with columns that depend on its place among the others.
+"""Window functions: they add columns to a record that depend on other records of its partition.
 
 A partition is the group of a reduction. It is sorted by the order of a function and then by all columns of the record,
-so the result depends on the partition's contents alone. Copies of a record are as many rows. A frame is a range of rows
-from a row on; `peers` are the rows that agree in the order.
+so the result depends on the partition's contents alone. A record with multiplicity n is n rows. A frame is a range of
+rows; `peers` are rows that are equal in the order.
 
 Cost: a change costs its whole partition; most functions over a large one cost less (`operators.ranked_windows`). Sums
 and counts of frames are differences of running sums. Minima and maxima cost the logarithm of the largest frame for each
@@ -31,8 +31,10 @@ from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, com
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals over rows: the number of values, their sum, and the numbers of NaN, inf and -inf. Minima and maxima use
-    `least`, the least oriented word (`_orient_words`), which cannot be subtracted."""
+    """Totals over rows: the number of values, their sum, and the numbers of NaN, inf and -inf.
+
+    Minima and maxima use `least`: the least word in the direction of `_orient_words`. It cannot be subtracted.
+    """
 
     values: int = 0
     total: int = 0
@@ -53,13 +55,13 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Rows in order: for each, where its partition, its peers and its frame begin and end (exclusive).
+    """Sorted rows: for each row, where its partition, its peers and its frame begin and end (exclusive).
 
-    These may be some rows of one partition. It then begins before 0 and ends beyond the last of them.
+    The rows may be a part of one partition, whose begin is then negative, or whose end is beyond the last row.
 
     Attributes:
-        before, whole: the totals over the rows before such rows, and over the whole partition.
-        peers_before: how many groups of rows that agree in the order stand before them.
+        before, whole: the totals over the partition's rows before this part, and over the whole partition.
+        peers_before: how many groups of peers the partition has before this part.
     """
 
     at: Ints
@@ -171,7 +173,7 @@ def _fold_frames(
     domain: Domain,
     costs: Costs,
 ) -> Ints:
-    """Return an aggregate of each frame, looked at as a whole."""
+    """Return an aggregate of each frame that must see all of the frame's rows."""
     call = replace(call, function=_FOLDS.get(call.function, call.function))
     low, high, back = p.low, p.high, None
     if not call.exclude:  # Rows of one frame have one value.
@@ -260,7 +262,7 @@ def place_rows(
 
 
 def _find_peer_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
-    """Return the begin or end of the peer group, offset groups away."""
+    """Return for each row where the group of peers `offset` groups away begins or ends."""
     if not len(p.at):
         return p.at
     # The first row of each group of peers, and the number of each row's group.
@@ -290,6 +292,7 @@ Function = Callable[[WindowFunction, Places, list[Ints], list[pa.DataType], Doma
 
 
 def _dense_rank(call: WindowFunction, p: Places, *_: Any) -> Ints:
+    """Return the DENSE_RANK of each row."""
     number = (p.peers_begin == p.at).cumsum()
     if p.peers_before is not None:
         return number + p.peers_before
@@ -297,12 +300,14 @@ def _dense_rank(call: WindowFunction, p: Places, *_: Any) -> Ints:
 
 
 def _percent_rank(call: WindowFunction, p: Places, _: Any, __: Any, domain: Domain) -> Ints:
+    """Return the PERCENT_RANK of each row."""
     sizes = p.ends - p.begins
     shares = np.where(sizes > 1, (p.peers_begin - p.begins) / np.maximum(sizes - 1, 1), 0.0)
     return domain.encode(pa.array(shares))
 
 
 def _ntile(call: WindowFunction, p: Places, *_: Any) -> Ints:
+    """Return the NTILE of each row: the number of its bucket."""
     if call.number < 1:
         raise ValueError(f"ntile({call.number}) is of no tiles: give a number of at least 1")
     sizes, at = p.ends - p.begins, p.at - p.begins
@@ -329,7 +334,7 @@ def _make_shift(sign: int) -> Function:
 
 
 def _skip_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
-    """Return the place of the row that is `by` non-NULL rows ahead, and whether it exists."""
+    """Return for each row the place `by` non-NULL rows ahead, and whether it exists."""
     valued = is_value.nonzero()[0].astype(np.int64, copy=False)
     values_before = np.concatenate(([0], is_value.cumsum()))  # Rows with a value before each place.
     number: Ints = values_before.take(p.at) + by if by < 0 else values_before.take(p.at + 1) + by - 1
@@ -341,11 +346,14 @@ def _skip_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
 
 
 def _count(call: WindowFunction, p: Places, arguments: list[Ints], *_: Any) -> Ints:
+    """Return how many values of each frame are not NULL."""
     counts: Ints = p.sum_over_frames((arguments[0] != NULL).astype(np.int64), p.before.values, p.whole.values)
     return counts
 
 
 def _make_extreme(is_max: bool) -> Function:
+    """Return the function for MIN, or MAX, over a frame."""
+
     def extreme(
         call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain
     ) -> Ints:
@@ -381,6 +389,7 @@ def make_extreme_ranks(domain: Domain, words: Ints, kind: pa.DataType, is_max: b
 
 
 def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
+    """Return the exact sum of each frame; NULL without values."""
     totals, counts = _sum_frames(p, arguments[0], kinds[0], domain)
     if pat.is_floating(call.result):
         sums = [to_float(total) if n else None for total, n in zip(totals.tolist(), counts.tolist(), strict=True)]
@@ -396,6 +405,7 @@ def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.
 
 
 def _avg(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
+    """Return the mean of each frame as a float; NULL without values."""
     totals, counts = _sum_frames(p, arguments[0], kinds[0], domain)
     if pat.is_floating(kinds[0]):
         means = [to_float(total, n) if n else None for total, n in zip(totals.tolist(), counts.tolist(), strict=True)]
@@ -415,7 +425,7 @@ def _sum_frames(p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> tu
 
 
 def _bound_magnitude(amounts: Any, times: int) -> int:
-    """Return an upper bound of the magnitude of a sum of amounts."""
+    """Return an upper bound of the magnitude of a sum of `times` amounts."""
     return times * max(abs(int(amounts.max())), abs(int(amounts.min()))) if len(amounts) else 0
 
 

@@ -1,5 +1,5 @@
-"""A program under construction: its plan, and its captures and probes. A capture has the updates of a stream, and a
-probe how far it is complete."""
+"""A program under construction: its plan, and its captures and probes. A capture keeps the updates of a stream, and a
+probe shows how far a stream is complete."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -111,6 +111,7 @@ class Captured:
         return np.concatenate(self._complete, axis=1) if self._complete else np.empty((rows, 0), np.int64)
 
     def _check_attached(self) -> tuple[pa.Schema, Domain]:
+        """Return the columns and the domain. Raises InvalidUsage: the program was never opened."""
         if self._schema is None or self._domain is None:
             raise InvalidUsage("this capture holds nothing yet: open its program with program.open(client)")
         return self._schema, self._domain
@@ -169,11 +170,11 @@ class Draft:
         raise NotImplementedError
 
     def optimise(self) -> Plan:
-        """Return the plan that is run."""
+        """Return an equivalent plan that does less: the plan that operators run."""
         return optimise_plan(self.plan)
 
     def make_outline(self) -> Plan:
-        """Return a plan with each output's sources, and whether it reads times."""
+        """Return a plan that shows each output's sources, and whether it reads times."""
         return self.plan.drop_unused()
 
     def list_holds(self, collection: str) -> list[str]:
@@ -182,20 +183,23 @@ class Draft:
         return [make_hold_name(self.name)] if has_outputs else []
 
     def load_source(self, engine: Engine, collection: str) -> CollectionHandle:
-        """Return the collection that a source reads."""
+        """Return the handle of the collection that a source reads."""
         return load_handle(engine, collection)
 
     def makes_holds(self) -> bool:
-        """Return whether missing holds are made; a view makes its own."""
+        """Return whether opening the program makes its missing holds."""
         return True
 
     def output(self, collection: str) -> CollectionHandle | None:
-        """Return an existing output's collection; None if it does not exist yet."""
+        """Return the collection of an output; None if it does not exist yet."""
         return None
 
     def definition(self, collection: str) -> DefinedAs | None:
-        """Return the definition of an output that is a view; None of other outputs. If the output is sealed to the time
-        `since`, its first commit corrects its contents."""
+        """Return the definition of an output that is a view; None for other outputs.
+
+        An output that is sealed to the definition's time `since` was computed by an earlier definition: its first
+        commit corrects its contents.
+        """
         return None
 
     def name_hidden_collection(self, number: int) -> str | None:
@@ -207,11 +211,11 @@ class Draft:
         return []
 
     def add_probe(self, number: int) -> Probed:
-        """Return the probe of a node."""
+        """Return the probe of a node, which shows how far its output is complete."""
         return self.probes.setdefault(number, Probed())
 
     def add_capture(self, number: int, *, early: bool = False) -> Captured:
-        """Return the capture of a node."""
+        """Return the capture of a node, which keeps its output in memory."""
         return self.captures.setdefault(number, Captured(early))
 
     def check_output(self, collection: str) -> None:

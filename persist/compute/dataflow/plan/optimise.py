@@ -1,11 +1,11 @@
-"""Rewriting of plans: unneeded columns and records are left out, and operators are joined. Rules about outer joins and
+"""Rewriting of plans: unneeded columns and records are left out, and operators are merged. Rules about outer joins and
 subqueries apply before a query is a plan (`persist.compute.sql.rewrite`). This module does the rest, for programs in
 Python and for queries, in this order:
 
 1. *Unneeded data are left out at their origin* (`trim_plan`). Unread columns are neither read from collections, nor
    computed, nor arranged, except by `arrange_by_key`. A condition after a join moves before it, if it reads one input
    only and never raises. A bound in time moves as well, so the join forgets records whose time is over.
-2. *Operators are joined* (`_merge_operators`). Adjacent linear operators become one; maps of maps become one map.
+2. *Operators are merged* (`_merge_operators`). Adjacent linear operators become one; maps of maps become one map.
    Linear operators before a join or a reduction become stages of its input, and later ones stages of its output, unless
    another operator reads them. A join of a join becomes a delta join of all inputs, which keeps nothing in between.
 
@@ -90,7 +90,7 @@ def optimise_plan(plan: Plan) -> Plan:
 def trim_plan(plan: Plan) -> Plan:
     """Return an equivalent plan without unread columns and unneeded records.
 
-    `plan`: as it was written, or with its linear operators fused: its joins and reductions have no stages.
+    `plan`: a plan whose joins and reductions carry no stages yet.
     """
     smaller_plan = plan.drop_unused()
     apart, readers, placed = find_separate(smaller_plan), smaller_plan.find_readers(), list[int]()
@@ -134,7 +134,7 @@ def _skip_projection(plan: Plan, number: int) -> int:
 
 
 def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
-    """Drop the columns of an operator that no reader needs."""
+    """Drop the output columns of an operator that no reader needs."""
     operator, names = node.operator, needed
     match operator:
         case Source(written=False) | Concat() | Consolidate():
@@ -160,6 +160,7 @@ def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
 
 
 def _select_fields(schema: pa.Schema, names: Set[str]) -> pa.Schema:
+    """Return the fields of a schema that have some names."""
     return schema if names >= {*schema.names} else pa.schema([field for field in schema if field.name in names])
 
 
@@ -217,7 +218,7 @@ def _trim_stages(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | N
 
 
 def _move_conditions(plan: Plan, node: Node, readers: Sequence[int], apart: Set[int]) -> dict[int, Stages]:
-    """Move conditions behind a join before its inputs; return them by input."""
+    """Move conditions from the only reader of a join to the join's inputs; return them by input."""
     reader, conditions = plan.nodes[readers[0]] if len(readers) == 1 else node, dict[int, Stages]()
     if not isinstance(node.operator, Join) or not isinstance(reader.operator, Linear) or reader.number in apart:
         return conditions
@@ -301,7 +302,7 @@ def _is_cheap(inner: Map, outer: Map) -> bool:
 
 
 def _merge_operators(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bool:
-    """Merge operators with their readers, of these kinds; return whether any merged.
+    """Merge operators of one kind with readers of another kind; return whether any merged.
 
     `apart`: the operators that are not merged.
     """
@@ -332,14 +333,16 @@ def _merge_operators(plan: Plan, apart: Set[int], source_kind: Any, reader_kind:
 
 
 def _belongs_to_bounded_join(plan: Plan, source: Node, reader: Node) -> bool:
-    """Return whether an operator between a keyless join and a reduction joins the former. That join then may keep its
-    left in the order of the compared term."""
+    """Return whether linear stages between a keyless join and a reduction stay with the join.
+
+    With an inequality among them, the join keeps its left input in the order of the compared term.
+    """
     below = plan.nodes[source.inputs[0]].operator if isinstance(source.operator, Linear) else None
     return isinstance(reader.operator, Reduce) and isinstance(below, Join) and not any(below.on)
 
 
 def _merge_pair(source: Operator, reader: Operator, at: int) -> Operator | None:
-    """Return one operator for a source and its reader; None if impossible."""
+    """Return one operator for a source and its reader (input `at`); None if impossible."""
     match source, reader:
         case [Linear(stages), Linear(later)]:
             return Linear(simplify_stages((*stages, *later)))
@@ -452,7 +455,7 @@ def _estimate_contents(contents: CollectionState, key: Sequence[str]) -> Statist
 def _count_distinct(parts: Sequence[Part]) -> dict[str, int]:
     """Return upper bounds of the distinct values of integer columns.
 
-    A column counts if parts with most of the rows have bounds: tiny parts may lack them.
+    A column is included if the parts with most of the rows have its bounds, because tiny parts may lack them.
     """
     bounds: dict[str, tuple[int, int]] = {}
     covered: Counter[str] = Counter()

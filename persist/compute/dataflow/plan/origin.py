@@ -34,7 +34,7 @@ PLAIN = (bool, int, float, complex, str, bytes, date, time, timedelta, Decimal, 
 
 
 def make_fingerprint(plan: Plan, output: str) -> str:
-    """Return the fingerprint of the operators of an output."""
+    """Return a digest of the operators that an output depends on."""
     begin = [
         n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
     ]
@@ -58,7 +58,7 @@ def make_fingerprint(plan: Plan, output: str) -> str:
 
 
 def _serialise(value: Any, depth: int) -> Iterator[str]:
-    """Yield words that identify a value, the same in every process."""
+    """Yield texts that identify a value, the same in every process."""
     yield type(value).__name__
     if depth > DEPTH_MAX:
         return
@@ -95,6 +95,7 @@ def _serialise(value: Any, depth: int) -> Iterator[str]:
 
 
 def _iterate_closure(function: FunctionType) -> Iterator[Any]:
+    """Yield the values of the variables that a function takes from around it."""
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # It is empty yet.
             yield cell.cell_contents
@@ -106,12 +107,15 @@ def reads_time(plan: Plan) -> bool:
 
 
 def _reads_time(linear: Linear) -> bool:
+    """Return whether an expression of a linear operator reads `_time`."""
     return any(TIME in list_columns(term) for stage in linear.stages for term in list_expressions(stage))
 
 
 def depends_on_times(node: Node) -> bool:
-    """Return whether the output of a linear operator for a record depends on the record's time. `delay` does: it
-    refuses late records."""
+    """Return whether a linear operator's output for a record depends on the record's time.
+
+    The output of `delay` does: it refuses late records.
+    """
     linear = node.operator
     return isinstance(linear, Linear) and (
         _reads_time(linear) or any(isinstance(stage, Delay) for stage in linear.stages)
@@ -127,8 +131,8 @@ def find_separate(plan: Plan) -> set[int]:
     for node in apart:
         if node.scope != ROOT:
             raise InvalidUsage(
-                f"{node.title} is inside an iteration and gives what depends on when records come, and this program "
-                "reads and writes collections: it could not resume. Do this before the iteration, or behind it"
+                f"{node.title} is inside an iteration, and its output depends on the times of records. This program "
+                "reads and writes collections, so it could not resume: move the operator before or after the iteration"
             )
     return {node.number for node in apart}
 

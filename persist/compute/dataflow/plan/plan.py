@@ -25,8 +25,8 @@ class Source:
     """A persisted collection: a snapshot, then its changes.
 
     Attributes:
-        unsealed: its records are passed on before their time is sealed. Neither complete results nor equality depend on
-            this.
+        unsealed: its records are passed on before their time is sealed. Complete results do not depend on this, so it
+            does not count when sources are compared.
         written: the running program receives its updates beyond the upper, and commits them.
     """
 
@@ -65,7 +65,7 @@ class SealedWith:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A stack of linear stages."""
+    """Linear stages, applied in order."""
 
     stages: Stages
 
@@ -82,9 +82,10 @@ class Consolidate:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Pairs of records that agree in key: the columns of the left, then the columns of the right without its key. With
-    more than two inputs it is a delta join: a change of one input looks up the others in sequence, in arrangements of
-    the inputs themselves.
+    """Pairs of records that agree in key: the columns of the left, then the columns of the right without its key.
+
+    With more than two inputs it is a delta join: a change of one input looks up all others in sequence, in arrangements
+    of the inputs themselves.
 
     Attributes:
         on: for the second and each later input, pairs (column of the inputs before it, column of it).
@@ -117,8 +118,7 @@ class Aggregates:
 
     Attributes:
         outputs: (column, kind, value column).
-        is_complete: the outputs are counts and totals, and the whole state of a group: the group exists while one of
-            them is not zero.
+        is_complete: the outputs are counts and totals that determine a group's state: it exists while one is not zero.
     """
 
     outputs: tuple[tuple[str, str, str], ...]
@@ -142,7 +142,7 @@ Counted: TypeAlias = Literal["row_number", "rank", "dense_rank"]
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The first `count` records of each key in an order, after `skip` others; copies count.
+    """The first `count` records of each key in an order, after `skip` others; a record counts once per copy.
 
     Attributes:
         by: columns, and whether each is descending.
@@ -162,20 +162,20 @@ class WindowFunction:
     """One column that a window function adds, or an aggregate of a key's records in an order.
 
     Attributes:
-        name, result: of the column.
-        arguments: columns.
-        number: of rows or tiles, where the function has one.
+        name, result: the name and the type of the column.
+        arguments: the columns that the function reads.
+        number: the number that some functions take, such as the rows of `lag` or the buckets of `ntile`.
         by: the order of the partition: columns, whether each is descending, and whether NULL comes first.
-        start, end: of the frame, both inclusive: (mode, offset). "rows" counts rows, and "groups" groups of peers.
-            "range" with 0 includes all peers of the row, and "value" ends at the value of a column of the row. None is
-            the end of the partition.
-        start_at, end_at: that column, of the type of the only column of the order.
+        start, end: the bounds of the frame, both inclusive: (mode, offset). "rows" counts rows, and "groups" groups of
+            peers. "range" with 0 includes all peers of the row, and "value" ends at the value of a column of the row.
+            None is the end of the partition.
+        start_at, end_at: the column of a bound by "value"; it has the type of the only column of the order.
         exclude: which rows of the frame are left out: "current row", "group", "ties"; empty for none.
         within: the order of the rows of a frame, if it differs from the order of the partition; as `by`.
         where: a boolean column; rows of which it is not true are left out.
         is_distinct: rows that agree in the arguments are one.
         ignores_nulls: rows with an argument that is NULL are left out.
-        constants: what else the function needs.
+        constants: the function's constant arguments, such as the shares of quantiles.
     """
 
     name: str
@@ -226,7 +226,7 @@ class Reduce:
     """The results of a logic for each key's records.
 
     Attributes:
-        keys, values: columns of the input, after the stages before it.
+        keys, values: columns of the input, after the stages `before`.
     """
 
     keys: tuple[str, ...]
@@ -247,7 +247,7 @@ class Arrange:
 class Enter:
     """Bring a collection into a scope: it is there from its first iteration on.
 
-    `at`: the column of the input that is the first iteration of each record. It does not enter.
+    `at`: the column with the first iteration of each record, which the result lacks; None: iteration 0 for all.
     """
 
     at: str = ""
@@ -260,7 +260,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """The output of the node `feedback` in the previous iteration."""
+    """The output of the node `feedback` in the previous iteration of a scope."""
 
     name: str
     feedback: int | None = None
@@ -337,7 +337,7 @@ class Node:
 
     @property
     def title(self) -> str:
-        """How messages call it."""
+        """The name of the operator in messages."""
         return self.name or f"{type(self.operator).__name__.lower()}#{self.number}"
 
 
@@ -372,7 +372,7 @@ class Plan:
     def add_plan(self, other: "Plan", places: Mapping[int, int]) -> dict[int, int]:
         """Add another plan's nodes and scopes; return their new numbers.
 
-        `places`: the nodes that are here already, by their numbers there.
+        `places`: nodes of `other` that need not be added, with the numbers of their equals in this plan.
         """
         first, scopes = max(self.nodes, default=0), max(self.scopes)
         numbers = {number: places.get(number, first + number) for number in other.nodes}
@@ -423,6 +423,7 @@ class Plan:
         return "\n".join(self._describe_nodes())
 
     def _describe_nodes(self) -> Iterator[str]:
+        """Yield a heading, and a line that describes each node."""
         yield f"program {self.name!r}, times of {self.dimensions} dimension{'s' * (self.dimensions > 1)}"
         for node in self.nodes.values():
             indent = "  " * (1 + self.scopes[node.scope].depth)
@@ -469,6 +470,7 @@ def has_inputs(plan: Plan, output: str) -> bool:
 
 
 def _iterate_operators_before(plan: Plan, output: str) -> Iterator[Operator]:
+    """Return an iterator over the operators that an output depends on."""
     begin = [
         n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
     ]
@@ -525,14 +527,17 @@ def describe_operator(operator: Operator) -> str:
 
 
 def _describe_stages(stages: Stages) -> str:
+    """Return linear stages as text, in their order."""
     return " . ".join(map(str, stages))
 
 
 def _describe_after(after: Stages) -> str:
+    """Return the stages on an operator's output as text; nothing without stages."""
     return f", output: [{_describe_stages(after)}]" if after else ""
 
 
 def _describe_logic(logic: Logic) -> str:
+    """Return the logic of a reduction as text, such as `top 3 by delay`."""
     match logic:
         case Aggregates(outputs):
             return ", ".join(f"{name}={kind}({of})" for name, kind, of in outputs)

@@ -23,11 +23,11 @@ from persist.core.expression.term import Call, Col, Lit, Term
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Compute columns from columns."""
+    """Replace all columns by the results of expressions."""
 
     outputs: tuple[tuple[str, Term], ...]
 
-    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+    def derive_schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         return pa.schema([(name, infer_type(term, input_schema, operator)) for name, term in self.outputs])
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Filter:
 
     condition: Term
 
-    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+    def derive_schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         kind = infer_type(self.condition, input_schema, operator)
         if not pat.is_boolean(kind):
             raise SchemaMismatch(f"{operator}: the condition {self.condition} is of type {kind}, and not boolean")
@@ -56,7 +56,7 @@ class FilterFunction:
 
     function: Callable[[Any], Any]
 
-    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+    def derive_schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         return drop_time_column(input_schema)
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class MapFunction:
     function: Callable[[Any], Any]
     columns: pa.Schema
 
-    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+    def derive_schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         return self.columns
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class BatchFunction:
     function: Callable[[pa.RecordBatch], Any]
     columns: pa.Schema
 
-    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+    def derive_schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         return self.columns
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class FlatMap:
     Attributes:
         gives: the function's results: "records", "diffs" (pairs of record and diff) or "updates" (triples of record,
             time and diff); times are joined with the time of the update, and diffs multiplied with its diff.
-        dimensions: of the times of the program.
+        dimensions: how many dimensions the program's times have.
     """
 
     function: Callable[[Any], Any]
@@ -106,7 +106,7 @@ class FlatMap:
     gives: str = "records"
     dimensions: int = 1
 
-    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+    def derive_schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         return self.columns
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ class FlatMap:
 class Negate:
     """Negate the diffs."""
 
-    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+    def derive_schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         return drop_time_column(input_schema)
 
     def __str__(self) -> str:
@@ -131,7 +131,7 @@ class Explode:
 
     by: Term
 
-    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+    def derive_schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         _check_integer("a multiplicity", self.by, input_schema, operator)
         return drop_time_column(input_schema)
 
@@ -148,7 +148,7 @@ class Unnest:
 
     lists: tuple[tuple[str, Term], ...]
 
-    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+    def derive_schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         fields = list(drop_time_column(input_schema))
         for name, term in self.lists:
             kind = infer_type(term, input_schema, operator)
@@ -173,7 +173,7 @@ class TemporalFilter:
     upper: Term | None
     dimension: int = 0
 
-    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+    def derive_schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         for bound in (self.lower, self.upper):
             if bound is not None:
                 _check_integer("a bound", bound, input_schema, operator)
@@ -206,7 +206,7 @@ class Delay:
     to: Term
     dimension: int = 0
 
-    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+    def derive_schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         _check_integer("a time", self.to, input_schema, operator)
         return drop_time_column(input_schema)
 
@@ -241,8 +241,8 @@ def trace_columns(stages: Sequence[Stage], columns: Sequence[str], names: Sequen
     """Return for each result the input column that it copies, or None.
 
     Args:
-        columns: before the stages.
-        names: of the results.
+        columns: the names before the stages.
+        names: the names of the results.
     """
     places = dict(zip(columns, range(len(columns)), strict=True))
     for stage in stages:
@@ -261,7 +261,7 @@ def derive_schema(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, 
     """Return the columns after some stages; each stage is checked. `has_time`: expressions may read `_time`."""
     for stage in stages:
         columns = schema.append(pa.field(TIME, pa.int64())) if has_time else schema
-        schema = stage.schema(columns, operator)
+        schema = stage.derive_schema(columns, operator)
     return schema
 
 
@@ -328,13 +328,15 @@ def make_stage_key(stage: Stage) -> Hashable:
 
 
 def _check_integer(what: str, expression: Term, input_schema: pa.Schema, operator: str) -> None:
+    """Raise SchemaMismatch unless an expression fits int64; `what` names it in the message."""
     kind = infer_type(expression, input_schema, operator)
     if not pat.is_integer(kind):
-        raise SchemaMismatch(f"{operator}: {what} is an integer, and {expression} is of type {kind}")
+        raise SchemaMismatch(f"{operator}: {what} must be an integer, but {expression} is of type {kind}")
     if pat.is_uint64(kind):
-        raise SchemaMismatch(f"{operator}: {what} fits int64, and {expression} is of type {kind}: cast it to int64")
+        raise SchemaMismatch(f"{operator}: {what} must fit int64, but {expression} is of type {kind}: cast it to int64")
 
 
 def _describe_assignment(name: str, expression: Term) -> str:
+    """Return `name=expression`, or the name alone if it is that column."""
     text = str(expression)
     return text if text == name else f"{name}={text}"

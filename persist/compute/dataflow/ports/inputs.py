@@ -23,12 +23,12 @@ from persist.core.errors import InputClosed
 class Gate:
     """Holds updates back until they are complete, and lets them into the dataflow.
 
-    An early gate lets them in at once: operators without state then work ahead, and operators with state keep them
-    waiting.
+    An early gate lets updates in at once: operators without state process them, and operators with state keep them
+    until they are complete.
 
     Attributes:
-        frontier: no more updates come at times not beyond it.
-        consolidates: updates that cancel out are not let in.
+        frontier: all later updates come at times beyond it.
+        consolidates: whether updates that cancel out are dropped.
     """
 
     def __init__(self, entry: EntryOperator, words: int, dimensions: int, *, is_early: bool = False) -> None:
@@ -106,7 +106,7 @@ class InputHandle:
         Raises:
             InputClosed: an update is at a time that was declared complete; none was taken.
             InvalidUsage: the program was closed.
-            SchemaMismatch, InvalidUpdate: they do not fit the input.
+            SchemaMismatch, InvalidUpdate: the updates do not fit the input's columns.
         """
         self._check_running()
         table, times = self._to_table_and_times(updates)
@@ -117,16 +117,18 @@ class InputHandle:
             self._gate.add(words)
 
     def _check_open(self, times: Ints) -> None:
+        """Raise InputClosed if the input was advanced beyond one of the times."""
         closed = ~find_beyond(self.frontier, times)
         if closed.any():
             time = tuple(int(coordinate) for coordinate in times[:, int(closed.argmax())])
             raise InputClosed(self.name, to_user_time(time), self.frontier)
 
     def advance_to(self, frontier: Time | Antichain) -> None:
-        """Promise that no more updates come at times not beyond frontier; `Antichain()` completes the input for ever.
+        """Promise that all later updates come at times beyond frontier; `Antichain()` completes the input for ever.
 
         Raises:
-            InvalidUsage: it would go back, or has another number of dimensions, or the program was closed.
+            InvalidUsage: the frontier is before the present one, or has another number of dimensions; or the program
+                was closed.
         """
         self._check_running()
         new_frontier = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
@@ -147,10 +149,12 @@ class InputHandle:
         self._is_stopped = True
 
     def _check_running(self) -> None:
+        """Raise InvalidUsage if the program of this input was closed."""
         if self._is_stopped:
             raise InvalidUsage(f"input {self.name!r}: its program was closed; open it again with program.open(…)")
 
     def _to_table_and_times(self, updates: Any) -> tuple[pa.Table, Ints]:
+        """Return updates as a table, and the coordinates of their times."""
         if self._dimensions == 1:
             table = to_updates(updates, self._schema)
             return table, table["_time"].to_numpy()[None]
@@ -175,8 +179,7 @@ class InputHandle:
     def _to_coordinate(self, name: str, column: pa.ChunkedArray) -> Ints:
         """Return a column of coordinates of times.
 
-        Raises:
-            InvalidUpdate: it is not of whole numbers from 0 to `TIME_MAX`.
+        Raises InvalidUpdate: the column is not of whole numbers from 0 to `TIME_MAX`.
         """
         if not pat.is_integer(column.type):
             raise InvalidUpdate(f"input {self.name!r}: the column {name!r} is of type {column.type}; give int64")

@@ -16,7 +16,7 @@ otherwise with u. In the second case it is moved from u to NULL at time u. So th
 future output for all input so far. They depend on the input alone, not on the steps that took it in: two copies of a
 program write the same.
 
-The collection may be compacted up to where the program would begin again, and goes with `Program.drop`. Its name begins
+The collection may be compacted up to where the program would begin again, and `Program.drop` drops it. Its name begins
 with a dot, so listings leave it out.
 """
 
@@ -55,8 +55,10 @@ PREFIX = ".dataflow"
 
 
 def make_kept_name(program: str, number: int) -> str:
-    """Return the name of the hidden collection of an operator of a program. It has a digest, because not every name of
-    a program is a name of a collection."""
+    """Return the name of the hidden collection of an operator of a program.
+
+    It contains a digest, because a program's name may be invalid as a collection's.
+    """
     return f"{PREFIX} {_hash_name(program)} {number}"
 
 
@@ -66,7 +68,7 @@ def list_hidden_collections(engine: Engine, program: str) -> list[str]:
 
 
 def choose_due_column(columns: pa.Schema) -> str:
-    """Return a free name for the column of the time."""
+    """Return an unused name for the time column of a hidden collection."""
     name = "due"
     while name in columns.names:
         name += "_"
@@ -81,7 +83,7 @@ def make_kept_schema(columns: pa.Schema) -> pa.Schema:
 class KeptLinear(Operator):
     """A linear operator that depends on times; a hidden collection stores its output.
 
-    `kept`: the changes of the hidden collection by this pass: words, time from which on, time, diff.
+    `kept`: rows of changes of the hidden collection: words, the time from which a record counts, time, diff.
     """
 
     def __init__(self, at: Position, shape: Traced) -> None:
@@ -100,7 +102,7 @@ class KeptLinear(Operator):
         self._restored, self._after = kept, at
 
     def run(self) -> None:
-        """Split the new updates into results and changes."""
+        """Split the new updates into results of this pass and changes of the hidden collection."""
         arrived = self.inputs[0].out
         if arrived is not None and self._after is not None:
             arrived = arrived[:, arrived[-2] > self._after]
@@ -130,18 +132,19 @@ class KeptOutput(Operator):
 
 
 def _hash_name(program: str) -> str:
+    """Return a digest of the name of a program."""
     return blake2b(program.encode(), digest_size=16).hexdigest()
 
 
 def _select_results(kept: Ints, at: int) -> Ints:
-    """Return stored contents as updates [words …, time, diff], from a time on."""
+    """Return stored contents as updates [words …, time, diff], with no time before `at`."""
     updates = kept.copy()
     np.maximum(updates[-2], at, out=updates[-2])  # NULL is the least.
     return updates
 
 
 def _find_kept_changes(updates: Ints, taken: Ints) -> list[Ints]:
-    """Return the changes of the hidden collection for updates, and the times of their input."""
+    """Return what an operator's output changes in its hidden collection, now and later."""
     changes = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
     changes[:-3], changes[-1] = updates[:-2], updates[-1]
     changes[-2] = taken
@@ -151,7 +154,7 @@ def _find_kept_changes(updates: Ints, taken: Ints) -> list[Ints]:
 
 
 def _apply_due(kept: Ints) -> Ints:
-    """Return the changes of future records whose time comes: their time becomes NULL."""
+    """Return the later changes of a hidden collection: future records whose time comes."""
     due = kept[:, kept[-2] != NULL]
     changes = np.empty((len(due) + 1, 2 * due.shape[1]), np.int64)
     changes[:-3] = np.tile(due[:-2], 2)
@@ -165,13 +168,13 @@ class Output:
     """One output collection, and the updates that are to be written to it.
 
     Attributes:
-        upper: of the collection, as last seen by this copy of the program.
+        upper: the collection's upper, as last seen by this copy of the program.
         done: the time up to which this copy has computed the output, and compared or written it.
         waiting: updates from `done` on that are not written yet.
-        sealed_to: the time up to which these are complete.
+        sealed_to: the time up to which the waiting updates are complete.
         corrects: the first commit corrects the contents of the collection.
         compares: the first commit compares the contents of the collection with the results.
-        jumps_to: the first commit passes over the times before this one, which cannot be read then.
+        jumps_to: the first commit skips the times before this one, which cannot be read then.
     """
 
     def __init__(
@@ -215,12 +218,12 @@ class Output:
         return None not in (self._says, self._fingerprint) and self._says != self._fingerprint
 
     def describe(self, commit: Commit) -> None:
-        """Store the fingerprint of the operators in a commit, unless it is stored."""
+        """Add the fingerprint of the operators to a commit, unless it is stored already."""
         if self._fingerprint is not None and self._says != self._fingerprint:
             commit.add(self.handle, [make_describe_step(self.handle, None, {PROPERTY: self._fingerprint}, None, None)])
 
     def note_description(self) -> None:
-        """Note that the stored fingerprint is up to date."""
+        """Remember that the stored fingerprint is up to date."""
         self._says = self._fingerprint
 
     def restore(self, at: int) -> None:
@@ -248,7 +251,7 @@ class Output:
             self.corrects = self.definition.since == upper > 0
 
     def take(self) -> None:
-        """Take the sink's complete updates of the last pass."""
+        """Take the complete updates of the last pass over from the sink."""
         if self.sink.out is not None:
             updates = self.sink.out
             if self._is_new and (updates[-2] < self.done).any():
@@ -265,7 +268,7 @@ class Output:
             self.sealed_to = max(self.sealed_to, complete)
 
     def correct(self) -> None:
-        """Add the updates that turn the collection into a changed program's results."""
+        """After a change of the program, add the updates that correct the stored results."""
         if not self.corrects or self.sealed_to <= self.began_at:
             return
         self.waiting.append(self._find_missing())
@@ -303,7 +306,7 @@ class Output:
         return to_batch(differences, self._layout)[1:]
 
     def check_jump(self) -> None:
-        """Raise OutputConflict if a hold or a tag keeps times readable that are passed over."""
+        """Raise OutputConflict if a hold or tag keeps skipped times of the output readable."""
         to = self.jumps_to
         holders = [] if to is None else self._list_holders(to)
         if holders:
@@ -313,11 +316,11 @@ class Output:
             )
 
     def begin_readable(self, at: int) -> None:
-        """Make a new output unreadable before a time, because the program has no results there. A view is unreadable
-        before its start as well.
+        """Make a new output unreadable before the program's first time, where it has no results.
 
-        Raises:
-            OutputConflict: a hold or a tag keeps such a time readable.
+        A view is unreadable before its start as well.
+
+        Raises OutputConflict: a hold or a tag keeps such a time readable.
         """
         if self.upper > 0:
             return
@@ -335,6 +338,7 @@ class Output:
         allow_compaction(self.handle, at).result()
 
     def _list_holders(self, to: int) -> list[str]:
+        """Return the holds and tags that keep times before `to` readable, for messages."""
         # A read of this client that has ended keeps its time readable for a while, for the next one.
         self._engine.writer("seal").leases.settle(self.handle.id)
         holders = [f"the hold {hold.name or hold.holder!r}" for hold in list_holds(self.handle) if hold.time < to]
@@ -388,7 +392,7 @@ class Output:
     def _read_others_updates(self, until: int) -> tuple[int, Ints]:
         """Return the updates that another copy of the program has committed.
 
-        Raises OutputConflict: that has been compacted.
+        Raises OutputConflict: these updates have been compacted.
         """
         try:
             since = self.handle.contents().since
@@ -408,11 +412,12 @@ class Output:
                 "been compacted: open the program again",
             ) from error
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         """Return the words of updates that wait to be committed, with their columns."""
         return [(chunk[: self._layout.words], self.sink.schema) for chunk in (*self.waiting, *self._before)]
 
     def _encode_table(self, table: pa.Table) -> Ints:
+        """Return the rows of a table as updates; without `_time`, at time 0."""
         rows = [self._domain.encode(table[name]) for name in self.sink.schema.names]
         times = table["_time"].combine_chunks().to_numpy() if "_time" in table.column_names else np.zeros(len(table))
         updates = np.empty((len(rows) + 2, table.num_rows), np.int64)
@@ -422,6 +427,7 @@ class Output:
 
 
 def _open_collection(engine: Engine, sink: SinkOperator) -> CollectionHandle:
+    """Return the collection of a sink, which is created if missing."""
     fields = {field.name: field.type for field in sink.schema}
     key = {name: fields[name] for name in sink.keys}
     value = {name: kind for name, kind in fields.items() if name not in key} or None

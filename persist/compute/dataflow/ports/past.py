@@ -1,7 +1,7 @@
-"""Contents of a collection as of a time, for some keys: they answer the requests of a partial program. A request has
-columns and their values. A bulk look-up (`persist.engine.read.lookups.matching`) finds the records in the parts that
-may have such values, or in an index of the collection. An index is used if it reads much less by the descriptors of
-parts, so the choice needs no I/O.
+"""Reads the contents of a collection as of a time, for some keys, to answer requests of a partial program. A request
+has columns and their values. A bulk look-up (`persist.engine.read.lookups.matching`) finds the records in the parts
+that may have such values, or in an index of the collection. An index is used if it reads much less by the descriptors
+of parts, so the choice needs no I/O.
 
 Records are encoded like the sources of the program. A source of few bytes is read whole at its first request, and kept.
 """
@@ -45,9 +45,9 @@ class Reading:
 
     Attributes:
         columns: of the requested keys; None for all records.
-        keys: how many were requested.
-        bytes: about how many were decoded.
-        least: how many bytes an index by these columns would decode, if there is none.
+        keys: how many keys were requested.
+        bytes: about how many bytes were decoded.
+        least: if no index by these columns exists, how many bytes the read would decode by one.
     """
 
     title: str
@@ -67,16 +67,16 @@ class Past:
     """Reads a collection as of a time that moves with the program.
 
     Args:
-        title: what messages call it.
-        handle: with the version of the schema that the program reads.
-        columns: names and types of what the program reads.
-        filter: of records; requests may also return others.
+        title: the name of the source in messages.
+        handle: the collection, with the version of its schema that the program reads.
+        columns: the columns that the program reads.
+        filter: the condition of the records that the program needs; requests may also return other records.
 
     Attributes:
         refuses: raise WouldRecompute rather than read all records of a large collection.
         keeps_everything: once it has read all records, it keeps them until it moves or is closed.
         readings: what was read since the refresh began.
-        changes: updates of this pass, because operators mostly request the keys of these.
+        changes: the source's updates of this pass. Operators mostly request the keys of these updates.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Past:
 
     @property
     def is_readable(self) -> bool:
-        """Whether the collection can be read as of the time."""
+        """Whether `as_of` is between the collection's since and its upper."""
         contents = self._handle.get_known_state()
         return contents.since <= self.as_of < contents.upper
 
@@ -136,6 +136,7 @@ class Past:
         return [part for part in contents.parts if part.time_min <= self.as_of]
 
     def _has_nulls(self, part: Part, column: str) -> bool:
+        """Return whether a column of a part may contain NULL."""
         schema = self._handle.schema
         count = part.count_nulls(column, schema)
         if count is None and part.inline and part.schema == schema.version:
@@ -175,7 +176,7 @@ class Past:
 
         Raises:
             WouldRecompute: all records are requested, and this program refuses that.
-            SourceLost: it cannot be read at that time any more.
+            SourceLost: the collection cannot be read as of the time any more.
         """
         with self._explained:
             if keys is not None and self._everything is None and not self.is_small:
@@ -215,7 +216,7 @@ class Past:
         return records if is_same else records[:, keys.selects(records)]
 
     def _add_changed(self, keys: Keys) -> Ints:
-        """Return the words of keys, or of all changed keys if the keys are many of these."""
+        """Return the words of keys; if few more keys change in this pass, of all these."""
         if self.changes is None:
             return keys.words
         changed = find_distinct_columns(self.changes.take(keys.columns, axis=0))
@@ -263,7 +264,7 @@ class Past:
         )
 
     def _choose_index(self, names: Sequence[str]) -> IndexPath | None:
-        """Return the index whose key begins with the most of some columns; None without one."""
+        """Return the index with the most key columns, all of them among some; None without one."""
         handle = self._handle
         paths = plan_paths(
             handle, handle.fold(handle.get_known_state()), self._scan.result_schema, self.as_of, self._columns.names
@@ -273,9 +274,11 @@ class Past:
 
     @property
     def _scan(self) -> Scan:
+        """The plan of the open read."""
         return self._open_snapshot().scan
 
     def _open_snapshot(self) -> Snapshot:
+        """Return the open read as of the time; begin it if there is none."""
         if self._snapshot is None:
             handle = self._handle
             with self._explained:
@@ -286,6 +289,7 @@ class Past:
         return self._snapshot
 
     def _encode_tables(self, tables: Iterable[pa.Table]) -> Ints:
+        """Return the rows of tables as updates at the time of the read."""
         return encode_contents(self._domain, self._columns, tables, self.as_of)
 
 
@@ -306,8 +310,8 @@ class ExplainLoss:
         match error:
             case SchemaMismatch():
                 raise SchemaMismatch(
-                    f"source {name!r} has evolved in what the program reads: {error} Of a program, drop its outputs or "
-                    "open it with replace=True; of a view, make another one."
+                    f"source {name!r} has evolved in columns that the program reads: {error} For a program, drop its "
+                    "outputs or open it with replace=True; for a view, create another one."
                 ) from error
             case CollectionNotFound():
                 why, remedy = "the collection is not there (any more)", "Create it again, or drop the program."

@@ -27,17 +27,17 @@ class Ports:
 
     Args:
         sources: each with its columns, its gate, and the conditions on its records.
-        conditions: the collections that outputs wait for.
+        conditions: the collections of which only the upper is read: outputs are sealed no further.
         replace: the program has changed.
-        jump: pass over times at which it failed.
+        jump: skip the times at which the program failed.
         is_brief: reads end soon, so sources with permanent holds get no lease.
 
     Attributes:
         sources: all begin as of the same time.
-        outputs: with the progress of each.
+        outputs: the output collections, with the progress of each.
 
     Raises:
-        what `Program.open` raises of collections.
+        the errors of `Program.open` about collections.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Ports:
 
     @classmethod
     def of_job(cls, program: Draft, engine: Engine, plan: Plan | None = None) -> "Ports":
-        """Open the sources and outputs of a program that tasks or DuckDB compute, from a plan if it has several."""
+        """Open the sources and outputs of a program that tasks or DuckDB compute."""
         domain, sources, sinks = Domain(), [], []
         plan = plan or program.plan.drop_unused()
         for node in plan.nodes.values():
@@ -99,8 +99,8 @@ class Ports:
     ) -> bool:
         """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read.
 
-        Another copy of the program may seal the outputs further, and let the sources be compacted, in between: then
-        return False, to begin again where they are now.
+        Meanwhile another copy of the program may seal the outputs further, and let the sources be compacted. If so,
+        return False: the caller begins again from the present uppers.
         """
         resume_time = self.outputs.resume_time
         self.sources = [

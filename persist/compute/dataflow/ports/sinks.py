@@ -2,9 +2,9 @@
 
 All outputs of a step are one commit: their updates, their new uppers, and the holds of the program on its sources,
 which follow them. The commit carries the upper that each output is expected to have, so of two copies of a program that
-computed the same step one is refused. It then compares the updates of the other copy with its own: if they are equal it
-goes on behind them, and otherwise another program writes the collection. So no update is ever written twice, and no
-offset is stored: the progress of a program is the uppers of its outputs.
+computed the same step one is refused. The refused copy compares the updates of the other copy with its own. If they are
+equal it continues after them; otherwise it raises OutputConflict, because another program writes the collection. So no
+update is ever written twice, and no offset is stored: the progress of a program is the uppers of its outputs.
 
 Hidden collections are outputs like the others (`persist.compute.dataflow.ports.output`).
 
@@ -78,7 +78,7 @@ class Outputs:
 
     @property
     def resume_time(self) -> int | None:
-        """The time from which on outputs are not sealed; None if none of them ever was."""
+        """The least upper of the sealed outputs, where a restart continues; None if none is sealed."""
         uppers = [output.upper for output in self.every if 0 < output.upper < END]
         return min(uppers, default=None)
 
@@ -128,10 +128,10 @@ class Outputs:
         return begin
 
     def _is_of_unknown_origin(self, output: Output, plan: Plan) -> bool:
-        """Return whether it is unknown if this program wrote a sealed output, from its present sources.
+        """Return whether nothing proves that this program wrote a sealed output from its present sources.
 
-        The program's hold on a source proves it: the hold goes with the source, and with `Program.drop`. Inputs in
-        memory are not stored. The fingerprint shows whether the program has changed.
+        The program's hold on a source proves the origin: dropping the source or the program drops the hold. Inputs in
+        memory prove nothing, because they are not stored. The fingerprint shows whether the program has changed.
         """
         is_known = output.corrects or output.keeps is not None or output.definition is not None
         is_known |= output.handle.name in self._own
@@ -144,7 +144,7 @@ class Outputs:
         return has_inputs(plan, output.handle.name) or (bool(held_times) and None in held_times)
 
     def _check_behind(self, sources: Sequence[SourceReader], sealed: Sequence[int], plan: Plan) -> None:
-        """Raise OutputConflict if an output is sealed further than its sources, which are sealed to some times."""
+        """Raise OutputConflict if an output is sealed further than its sources."""
         uppers = {source.operator.collection: upper for source, upper in zip(sources, sealed, strict=False)}
         for output in self.every:
             if output.upper <= min(sealed):
@@ -153,11 +153,11 @@ class Outputs:
             if source_uppers and output.upper > min(source_uppers):
                 raise OutputConflict(
                     output.handle.name,
-                    f"it is sealed to {output.upper}, and the sources that it is made of to {min(source_uppers)} only",
+                    f"it is sealed to {output.upper}, but the sources that it depends on only to {min(source_uppers)}",
                 )
 
     def _set_jump(self, sources: Sequence[SourceReader], to: int) -> None:
-        """Advance updates before a time to it; outputs become unreadable before it."""
+        """Let sources and outputs skip all times before one, which then become unreadable."""
         for source in sources:
             source.coarse_to = to
         for output in self.every:
@@ -169,12 +169,12 @@ class Outputs:
             output.begin(output.handle.contents().upper)
 
     def _find_resume_time(self) -> int | None:
-        """Return where a restart after the next commit would begin; None if unmovable."""
+        """Return where a restart would begin after the next commit; None if holds must stay."""
         uppers = [min(max(output.upper, output.sealed_to), TIME_MAX) for output in self.every]
         return None if self._replays or not uppers or min(uppers) < 1 else min(uppers) - 1
 
     def take(self) -> None:
-        """Take the complete updates of the last pass."""
+        """Take the complete updates of the last pass over from all sinks."""
         for output in self.every:
             output.take()
         self.has_pending = any(output.sealed_to > output.done for output in self.every)
@@ -208,10 +208,9 @@ class Outputs:
         return seqno
 
     def commit_parts(self, until: int, stored: Mapping[str, Sequence[Part]]) -> int | None:
-        """Commit what tasks have computed up to a time, exclusive, as one record, and seal all outputs.
+        """Commit as one record what tasks computed for times before `until`, and seal all outputs.
 
-        Args:
-            stored: the parts of each output, by the name of its collection. They stay if the commit is refused.
+        `stored`: the parts of each output, by the name of its collection. They stay if the commit is refused.
 
         Raises:
             UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: another commit came first; nothing was written.
@@ -290,7 +289,7 @@ class Outputs:
         return commit.seqno
 
     def _move_holds(self, commit: Commit, durable: int | None) -> None:
-        """Move the permanent holds to where the program begins again; a collection read twice has one of a name."""
+        """Move the permanent holds to the time at which a restart would begin."""
         holds = {
             (source.handle.id, name): (source.handle, time)
             for source in self._sources
@@ -300,9 +299,9 @@ class Outputs:
             if durable is not None and time < durable:
                 commit.add(handle, [kinds.SetHold(id_, name, durable, None, time)])
 
-    def list_live_words(self) -> list[tuple[Ints, pa.Schema]]:
+    def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
         """Return all words that wait to be written."""
-        return [typed_words for output in self.every for typed_words in output.list_live_words()]
+        return [typed_words for output in self.every for typed_words in output.list_words_in_use()]
 
 
 def _list_held_times(sources: Iterable[SourceReader]) -> list[int]:

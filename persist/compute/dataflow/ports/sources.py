@@ -50,13 +50,13 @@ class SourceReader:
     Args:
         alternatives: lists of conditions. Only records that meet all of one list need be read; empty: all records.
         renews: the program has changed: it reads with the newest schema from now on.
-        is_brief: the read ends soon, so permanent holds alone keep the source readable, if there are any. The same is
-            true of a source of a few MiB whose holds others made: their maker can begin again.
+        is_brief: the read ends soon, so it takes no lease if there are permanent holds. A source of a few MiB takes
+            none either if the program need not make these holds (as for views), because a failed read can begin again.
 
     Attributes:
-        named: the last known times of the permanent holds.
+        named: the last known time of each permanent hold, by its name.
         as_of: the time as of which its contents are read.
-        filter: of what is read.
+        filter: the condition on the records that are read; None for all records.
         coarse_to: changes before this time count as changes at it, so that some cancel out.
         has_lost: changes were read but not taken in, and will not come again.
     """
@@ -121,14 +121,15 @@ class SourceReader:
             columns = [self._find_columns(schema_version) for schema_version in (earlier, later)]
             if columns[0] != columns[1]:
                 raise SchemaMismatch(
-                    f"source {self.operator.collection!r}: of what is refreshed together, one part began with version "
-                    f"{earlier.version} of its schema and another with {later.version}, in which the columns "
-                    f"{self._schema.names} are not the same. Refresh them one by one, or make them anew."
+                    f"source {self.operator.collection!r}: outputs that are refreshed together began with different "
+                    f"versions of its schema, {earlier.version} and {later.version}, in which the columns "
+                    f"{self._schema.names} are not the same. Refresh them one by one, or create them again."
                 )
         if schemas:
             self.handle = replace(self.handle, schema=schemas[-1])
 
     def _find_columns(self, schema: CollectionSchema) -> list[tuple[int, Shape] | None]:
+        """Return the id and shape of each read column in a schema; None if missing."""
         ids = dict(zip(schema.names, zip(schema.ids, schema.shapes, strict=True), strict=True))
         return [ids.get(name) for name in self._schema.names]
 
@@ -140,8 +141,8 @@ class SourceReader:
             if actual_type != field.type and not is_compatible(actual_type, field.type):
                 problem = "is not there" if actual_type is None else f"is of type {actual_type}"
                 raise SchemaMismatch(
-                    f"source {self.operator.collection!r}: the program takes column {field.name!r} for {field.type}, "
-                    f"and it {problem}; the collection has {format_schema(actual.arrow)}"
+                    f"source {self.operator.collection!r}: the program reads column {field.name!r} as {field.type}, "
+                    f"but it {problem}; the collection has {format_schema(actual.arrow)}"
                 )
 
     def get_requested_time(self) -> int | None:
@@ -177,7 +178,7 @@ class SourceReader:
             self.handle = replace(handle, is_kept=self._is_brief)
 
     def skip_contents(self) -> None:
-        """Take only changes after the time at which it begins."""
+        """Read only the changes after `as_of`, because operators load contents on request."""
         with self._explained:
             self._listen = begin_listen(self.handle, self.as_of, None, columns=self._schema.names, filter=self.filter)
         self._gate.frontier = Antichain(self.as_of + 1)
@@ -216,7 +217,7 @@ class SourceReader:
 
     @property
     def reached(self) -> int:
-        """The first time that was not taken."""
+        """The first time whose updates were not taken yet."""
         if self._is_given:
             return to_frontier(self._gate.frontier)
         return self.as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
@@ -240,7 +241,7 @@ class SourceReader:
         return True
 
     def note_moved_holds(self, durable: int | None) -> None:
-        """Note that a commit has moved the permanent holds."""
+        """Remember that a commit has moved the permanent holds to a time."""
         if durable is not None:
             self.named = {name: max(time, durable) for name, time in self.named.items()}
 
@@ -251,7 +252,7 @@ class SourceReader:
         self.named = {name: holds[name].time for name in self.named if name in holds}
 
     def move_leased(self) -> None:
-        """Allow compaction of the source up to where it was read."""
+        """Let the source be compacted up to the time that was read, now and then."""
         read_to = self._gate.frontier.time
         if self._leased is None or read_to is None or clock.monotonic() - self._moved_at < LEASED_EVERY_S:
             return
@@ -270,7 +271,7 @@ class SourceReader:
             self._leased = None
 
     def _read_contents(self) -> bool:
-        """Take the contents at the beginning; return whether they are sealed.
+        """Take the initial contents; return whether their time is sealed.
 
         Every call of the store may fail, and then this is done again. So nothing is kept before the last call, and
         after it nothing can fail.
@@ -295,7 +296,7 @@ class SourceReader:
         return True
 
     def release_snapshot(self) -> None:
-        """Release the snapshot of the contents at which it began."""
+        """Release the snapshot of the initial contents."""
         if self._first is not None:
             self._first.close()
             self._first = None
@@ -317,7 +318,7 @@ class SourceReader:
             raise
 
     def _look_ahead(self, reached: int) -> None:
-        """Emit new updates of unsealed times, and retract vanished ones."""
+        """Emit new updates at times that are not sealed yet; retract updates that vanished."""
         if self._unsealed is None or (ahead := self._unsealed.compute_changes(reached)) is None:
             return
         try:
@@ -327,6 +328,7 @@ class SourceReader:
             raise
 
     def _add_to_gate(self, table: pa.Table, times: Ints) -> None:
+        """Add the updates of a table, which come at some times, to the gate."""
         if table.num_rows:
             self._gate.consolidates = self.coarse_to is not None or self._unsealed is not None
             *rows, diffs = encode_table(self._domain, self._schema, table)
@@ -342,7 +344,7 @@ class UpperReader:
             self.handle: CollectionHandle = load_handle(engine, collection)
 
     def load_advance(self) -> CollectionState | None:
-        """Return the newest known state of the collection if it is sealed further than the gate is."""
+        """Return the collection's newest state if it is sealed beyond the gate's frontier, or None."""
         with ExplainLoss(self.handle):
             contents = self.handle.get_known_state()
         return contents if to_antichain(contents.upper) > self._gate.frontier else None

@@ -1,7 +1,8 @@
-"""From a plan to the operators that run it.
+"""Makes the operators that run a plan.
 
-Operators are made in the order in which they run: each after those it reads, a scope as one operator after all that
-enters it. Joins and reductions read arrangements, which are made once for each input, key and columns, and shared.
+Operators are made in the order in which they run: each after its inputs. A scope is one operator, after all operators
+whose output enters it. Joins and reductions read arrangements, which are made once for each input, key and columns, and
+shared.
 """
 
 import time as clock
@@ -75,9 +76,9 @@ class Graph:
     """The operators of a running program.
 
     Attributes:
-        operators: of the root scope, in the order in which they run; scopes are among them.
-        entries: of inputs and sources, by the number of their node.
-        sinks: of outputs, and of hidden collections.
+        operators: all operators outside of scopes, in the order in which they run; a scope is one of them.
+        entries: the operators of inputs and sources, by the number of their node.
+        sinks: the operators of outputs and of hidden collections.
         kept: the operators whose output is stored in hidden collections, by the name of the collection.
         accumulations: the reductions whose state consists of sums.
         limits: the reductions to the first records of groups, with their nodes.
@@ -93,7 +94,7 @@ class Graph:
     def run(self) -> None:
         """Make one pass. An operator's updates are freed after its last reader."""
         for operator, read in zip(self.operators, self._last_read, strict=True):
-            operator.advance()
+            operator.advance_frontier()
             check_limits()
             began_s = clock.perf_counter()
             try:
@@ -107,7 +108,7 @@ class Graph:
             for source in read:
                 source.out = None
         for operator in self.operators:
-            operator.settle()
+            operator.finish_pass()
 
     @cached_property
     def _last_read(self) -> list[list[Operator]]:
@@ -187,7 +188,7 @@ class Builder:
             operators += self._store_output(node, operator)
 
     def _build_scope(self, scope: int, operators: list[Operator]) -> None:
-        """Make a scope, after the outer operators whose output enters it."""
+        """Make the operators of a scope, after the outer operators whose output enters it."""
         if scope in self._loops:
             return
         info = self.plan.scopes[scope]
@@ -217,6 +218,7 @@ class Builder:
         operators.append(loop)
 
     def _is_within(self, scope: int, around: int) -> bool:
+        """Return whether a scope is another one, or is nested in it."""
         while scope not in (plans.ROOT, around):
             scope = self.plan.scopes[scope].parent
         return scope == around
@@ -272,6 +274,7 @@ class Builder:
                 return sink
 
     def _make_position(self, node: plans.Node, inputs: Sequence[Operator], title: str = "") -> Position:
+        """Return an operator's title, inputs and dimensions of time, for its constructor."""
         depth = self.plan.scopes[node.scope].depth
         return Position(title or node.title, inputs, self.plan.dimensions, depth, self._costs)
 
@@ -294,7 +297,7 @@ class Builder:
         schema: pa.Schema,
         operators: list[Operator],
     ) -> Arrangement:
-        """Return the arrangement of a node's output by key; readers share it. Its columns are after some stages."""
+        """Return the arrangement of a node's output, after some stages, by key; equal ones are shared."""
         source = self._skip_arranges(source)
         what = (source, *map(make_stage_key, before), keys, values)
         shared = self._arrangements.get(what)
@@ -327,14 +330,17 @@ class Builder:
         *,
         adds_up: bool = False,
     ) -> Arrangement:
+        """Make an arrangement of a node's output, after a linear shape."""
         at = self._make_position(node, [self._made[source]], f"{node.title}.input")
         layout = Layout(keys, values, at.outer + at.depth)
         return Arrangement(at, layout, shape, schema, self._allocate, adds_up=adds_up)
 
     def _derive_schema(self, stages: plans.Stages, source: int, node: plans.Node) -> pa.Schema:
+        """Return the columns of a node's output after some stages."""
         return derive_schema(stages, self.plan.nodes[source].schema, node.title, has_time=self.plan.dimensions == 1)
 
     def _make_join(self, node: plans.Node, join: plans.Join, operators: list[Operator]) -> Operator:
+        """Make the operator of a join, and the arrangements of its inputs."""
         stages_of_inputs = zip(join.before, node.inputs, strict=True)
         schemas = [self._derive_schema(stages, number, node) for stages, number in stages_of_inputs]
         columns = list_joined_columns(schemas, join)
@@ -368,6 +374,7 @@ class Builder:
         return operator
 
     def _make_reduce(self, node: plans.Node, reduce: plans.Reduce, operators: list[Operator]) -> Operator:
+        """Make the operator of a reduction, and the arrangement of its input."""
         input_schema = self._derive_schema(reduce.before, node.inputs[0], node)
         columns = pa.schema(
             [*(input_schema.field(name) for name in reduce.keys), *_list_logic_columns(reduce, input_schema)]
@@ -483,7 +490,7 @@ def _list_logic_columns(reduce: plans.Reduce, input_schema: pa.Schema) -> list[p
 def _list_aggregates(reduce: plans.Reduce, input_schema: pa.Schema, columns: pa.Schema) -> list[AggregateCall]:
     """Return the aggregate calls of a reduction; none for other logic.
 
-    Each has the integer constant that the map before it computes for its input, if any.
+    If the map before the reduction computes an integer constant as an argument, the call has this constant.
     """
     if not isinstance(reduce.logic, plans.Aggregates):
         return []

@@ -62,7 +62,7 @@ def explain_why_not_partial(plan: plans.Plan) -> str | None:
 
 @dataclass
 class Partial:
-    """The partial state of a running program.
+    """State of a running program that loads records of sources when operators request their keys.
 
     Attributes:
         as_of: the time as of which requests read collections.
@@ -84,7 +84,7 @@ class Partial:
         domain: Domain,
         as_of: int,
     ) -> "Partial":
-        """Make all arrangements partial, so that they load keys on request."""
+        """Make all arrangements of a program partial, so that they load keys on request."""
         state = cls(as_of, {graph.entries[number]: past for number, past in sources.items()}, [*sources.values()])
         for number, entry in graph.entries.items():
             node = plan.nodes[number]
@@ -115,12 +115,12 @@ class Partial:
         return state
 
     def note_changes(self) -> None:
-        """Let readers see which records change in the pass that begins."""
+        """Hand readers the sources' updates of the pass that begins, whose keys are likely requested."""
         for entry, past in self.entries.items():
             past.changes = None if entry.out is None or entry.out.nbytes > past.cache_bytes_max else entry.out
 
     def move(self, as_of: int) -> None:
-        """Read requests as of a later time, which the program has processed."""
+        """Answer requests as of a later time from now on; the program has processed it."""
         self.as_of = as_of
         for past in self.pasts:
             past.move(as_of)
@@ -151,7 +151,7 @@ class Partial:
 
     @property
     def readings(self) -> list[Reading]:
-        """The reads since the refresh began."""
+        """What was read from collections since the refresh began."""
         return [reading for past in self.pasts for reading in past.readings]
 
     def close(self) -> None:
@@ -207,18 +207,18 @@ def list_requested_columns(plan: plans.Plan, graph: Graph) -> set[tuple[str, tup
 
 
 def _list_entries(operator: Operator) -> set[Operator]:
-    """Return the sources below an operator, without those below other arrangements."""
+    """Return the sources that an operator reads without an arrangement between."""
     below = [source for source in operator.inputs if not isinstance(source, Arrangement)]
     return {source for source in below if isinstance(source, EntryOperator)}.union(*map(_list_entries, below))
 
 
 def _load_stored_contents(operator: Operator, past: Past, keys: Keys | None) -> Ints:
-    """Return contents of an operator's output from the collection that stores it, as long as that can be read."""
+    """Return an operator's stored contents for keys; compute them if storage is unreadable."""
     return past.read(keys) if past.is_readable else operator.compute_contents(keys)
 
 
 def _encode_constants(domain: Domain, table: pa.Table, keys: Keys | None) -> Ints:
-    """Return constants for some keys. Nothing keeps their words, so they are encoded at each request."""
+    """Return the records of a constant table that have some keys, encoded at each call."""
     rows = [domain.encode(column) for column in table.columns]
     count = table.num_rows
     updates = np.array([*rows, np.zeros(count, np.int64), np.ones(count, np.int64)], np.int64)

@@ -22,11 +22,11 @@ class Refreshed:
     """A report of how a view or a program was brought up to date; print it.
 
     Attributes:
-        where: who computed: "here" this process, or "tasks" of a cluster.
-        reads: "changes" only, also "requests" of the past of some keys, or "everything".
-        readings: the reads of the past, by source.
-        bytes: the estimated bytes decoded by these.
-        seqno: of the first commit; None if there was none.
+        where: "here" if this process computed, "tasks" if tasks of a cluster did.
+        reads: "changes" only; "requests": also earlier records of some keys; or "everything".
+        readings: the reads of earlier records, by source.
+        bytes: the estimated bytes that these reads decoded.
+        seqno: the seqno of the first commit; None if there was none.
     """
 
     where: Literal["here", "tasks"]

@@ -11,13 +11,13 @@ from persist.core.rendering import render_html_rows, strip_control_characters
 
 @dataclass(frozen=True, slots=True)
 class OperatorReport:
-    """One operator.
+    """What one operator of a running program reads, keeps and did so far.
 
     Attributes:
-        title, kind: how messages call it, and what it is, such as "join".
-        inputs: the places, in the list of all, of the operators that it reads.
+        title, kind: its name in messages, and its kind, such as "join".
+        inputs: the operators that it reads, by their places in the list of all reports.
         updates, seconds: how many it returned, and how long it ran, since the program was opened.
-        kept_updates, kept_bytes: its state.
+        kept_updates, kept_bytes: the size of its state.
     """
 
     title: str
@@ -42,6 +42,7 @@ def make_reports(operators: Sequence[Operator]) -> list[OperatorReport]:
 
 
 def _make_report(operator: Operator, places: dict[int, int]) -> OperatorReport:
+    """Return an operator's report. `places`: the number of each operator, by its id."""
     state = [*operator.list_states()]
     return OperatorReport(
         title=operator.title,

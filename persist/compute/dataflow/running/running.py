@@ -55,10 +55,10 @@ class Options:
     Attributes:
         optimise: rewrite the plan first.
         replace: the program has changed: the first step corrects its outputs, in one commit.
-        jump: go on at the latest time that the sources have sealed, after a failure that is over by then. The outputs
-            cannot be read at the times that are passed over.
+        jump: continue at the latest time that the sources have sealed, to skip times at which the program fails. The
+            outputs cannot be read at the skipped times.
         memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
-        spill_folder: where these are; None for the system's folder for temporary files.
+        spill_folder: the folder of these files; None for the system's folder for temporary files.
         partial: a program that continues from sealed outputs reads only keys that changes touch, if it can.
             Otherwise its first step loads all that its operators keep.
         costs: the numbers of rows at which operators change their algorithm.
@@ -86,7 +86,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
-        """Return options by name."""
+        """Return options from keyword arguments. Raises InvalidUsage: an unknown name."""
         unknown = [name for name in given if name not in cls.__dataclass_fields__]
         if unknown:
             names = ", ".join(cls.__dataclass_fields__)
@@ -96,12 +96,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The work of a step.
+    """What one step of a program took in and committed.
 
     Attributes:
         updates: how many updates of inputs and sources it took in.
         frontier: how far inputs and sources were complete for it.
-        seqno: of the commit of the outputs; None if there was none.
+        seqno: the seqno of the outputs' commit; None if there was none.
     """
 
     updates: int
@@ -113,10 +113,10 @@ class Running(Closes):
     """A program that runs. One thread at a time may use it; any thread may call `stop`.
 
     Attributes:
-        plan: as it is run.
-        first_seqno: of the first commit of the last `run`; None if there was none.
+        plan: the plan that the operators run.
+        first_seqno: the seqno of the first commit of the last `run`; None if there was none.
         why_whole: why the program reads its sources in full; None if it continues from its sealed outputs.
-        sources: each with the time at which it begins.
+        sources: the readers of the sources.
         partial: its requests to sources; None if it has read them in full.
     """
 
@@ -148,7 +148,7 @@ class Running(Closes):
             self.plan, self._domain, program.captures, program.probes, allocate, kept_names, estimate, costs
         )
         self._graph = builder.build_graph()
-        self._words = _WordSweep(self._domain, self._list_live_words)
+        self._words = _WordSweep(self._domain, self._list_words_in_use)
         self._gates: dict[int, Gate] = {}
         self._inputs: dict[str, InputHandle] = {}
         self.sources: list[SourceReader] = []
@@ -217,7 +217,10 @@ class Running(Closes):
             raise
 
     def _may_be_partial(self, reason: str | None) -> bool:
-        """Return whether it may start from stored outputs. `reason`: why sources must be loaded in full, or None."""
+        """Return whether the program may start from stored outputs, without its sources' contents.
+
+        `reason`: why the sources must be loaded in full; None if they need not be.
+        """
         handles = [self.program.output(sink.collection) for sink in self._graph.sinks]
         return reason is None and all(handle is not None and handle.get_known_state().upper != 0 for handle in handles)
 
@@ -304,7 +307,7 @@ class Running(Closes):
         return Step(count, self.frontier, seqno)
 
     def _run_pass(self, limit: int | None) -> int:
-        """Make one pass with complete updates up to a limit, and early ones; return how many it took."""
+        """Run all operators on complete updates before a limit; return the number of updates."""
         if self.partial is not None:  # All sources are at one time after each pass.
             limits = [time for gate in self._gates.values() if (time := gate.frontier.time) is not None]
             limit = min([*limits, *([] if limit is None else [limit])], default=None)
@@ -342,7 +345,7 @@ class Running(Closes):
             tell(self.step().updates)
 
     def rehearse(self) -> int:
-        """Step without a commit; return how many updates were taken. Close it then."""
+        """Step without a commit; return how many updates were taken. Close the program then."""
         self._check_usable()
         poll_all(self._followed, 0.0)
         count = self._run_pass(None)
@@ -359,7 +362,7 @@ class Running(Closes):
 
         `timeout_s`: how long to wait for the sources to be sealed that far; None waits without limit.
 
-        Raises InvalidUsage: an input was not advanced that far, so it would never be done; or the timeout has passed.
+        Raises InvalidUsage: an input was not advanced that far, so waiting would not end; or the timeout has passed.
         """
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
         self.first_seqno = None
@@ -379,8 +382,8 @@ class Running(Closes):
     def _catch_up(self, tell: Callable[[int], object]) -> None:
         """Process a new program's sources in pieces, each with a commit.
 
-        So besides its state, a new output's past needs no more memory than the budget. If this is interrupted, sealed
-        pieces stay.
+        So the history of a new output needs no more memory than the budget, besides the state. Sealed pieces stay if
+        this is interrupted. `tell`: receives the number of updates of each piece.
         """
         updates_max = max(self._options.costs.catch_up_updates, self._options.memory_budget // UPDATE_BYTES)
         while not self._has_caught_up:
@@ -426,8 +429,11 @@ class Running(Closes):
         return render_operators(self.program.name, self.operators())
 
     def metrics(self) -> dict[str, float]:
-        """Return what the program holds: bytes of arrangements, spilled bytes, interned values, and the bytes of
-        interned texts (other values are objects of Python, whose bytes are not counted)."""
+        """Return the sizes of what the program holds in memory and in spill files.
+
+        These are the bytes of arrangements, the spilled bytes, the number of interned values, and the bytes of interned
+        texts. Other interned values are objects of Python, whose bytes are not counted.
+        """
         return {
             "state_bytes": self.state_bytes,
             "spilled_bytes": self._spill.spilled_bytes,
@@ -490,7 +496,7 @@ class Running(Closes):
         return seqno
 
     def _wait(self, until: Time, deadline: float | None) -> None:
-        """Poll the sources once. Raises InvalidUsage if that is futile."""
+        """Poll the sources once. Raises InvalidUsage if waiting cannot reach `until`, or the deadline has passed."""
         for name, handle in self._inputs.items():
             if handle.frontier.has_beyond(until):
                 raise InvalidUsage(
@@ -505,17 +511,18 @@ class Running(Closes):
         self._poll(POLL_S)
 
     def _poll(self, timeout_s: float) -> None:
+        """Take what sources have sealed, or wait for it until a time-out or `stop`."""
         poll_all(self._followed, timeout_s, self._stopped.is_set)
         if not self._followed:
             self._stopped.wait(timeout_s)
 
-    def _list_live_words(self) -> list[tuple[Any, Any]]:
+    def _list_words_in_use(self) -> list[tuple[Any, Any]]:
         """Return the words that are in use, with their columns."""
-        live = [typed_words for operator in self._graph.operators for typed_words in operator.list_live_words()]
+        live = [typed_words for operator in self._graph.operators for typed_words in operator.list_words_in_use()]
         for number, gate in self._gates.items():
             live += [(words, self.plan.nodes[number].schema) for words in gate.list_words()]
         if self._outputs is not None:
-            live += self._outputs.list_live_words()
+            live += self._outputs.list_words_in_use()
         return live
 
 

@@ -37,7 +37,7 @@ class Accumulation:
     """A reduction whose state consists of sums.
 
     Attributes:
-        aggregates: its columns behind the key.
+        aggregates: the aggregates of its columns, which follow the key.
         is_complete: a group exists while one of them is not zero.
     """
 
@@ -70,7 +70,7 @@ class Seeds:
 
     Attributes:
         keys: places of the key columns in the output.
-        records: place of the number of records, and how much each record adds to it.
+        records: place of the column that counts records, and how much each record adds to it.
         slots: places of the other aggregates.
     """
 
@@ -182,7 +182,7 @@ class FirstRecords:
 
     Attributes:
         places: of the columns of these records in the output.
-        keys: how many of them are the key.
+        keys: how many of these columns are the key.
     """
 
     past: Past
@@ -263,7 +263,7 @@ def _is_exact(kind: pa.DataType) -> bool:
 class NullsAndSigns:
     """Proves by descriptors of parts that columns have no NULL, and that multiplicities are not negative.
 
-    `pasts`: what reads each source, by the number of its node.
+    `pasts`: the reader of each source, by the number of its node.
     """
 
     def __init__(self, plan: plans.Plan, pasts: Mapping[int, Past]) -> None:
@@ -341,7 +341,7 @@ class NullsAndSigns:
 
 
 def _trace_null_columns(stages: plans.Stages, columns: set[str]) -> set[str] | None:
-    """Return input columns; one of them is NULL if a result is NULL."""
+    """Return input columns, one of which is NULL if a result is; None if unknown."""
     for stage in reversed(stages):
         if isinstance(stage, Map):
             outputs = dict(stage.outputs)

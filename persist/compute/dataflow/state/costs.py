@@ -10,17 +10,17 @@ class Costs:
     """Thresholds, in rows, at which operators change their algorithm. Results never depend on them.
 
     Attributes:
-        cells: of versions (records times moments) that a reduction processes together.
-        piece_rows: that are shaped or reduced at once; some 60 MiB of updates of sums of floats.
-        large_rows: groups of fewer rows are looked at as a whole.
-        change_rows: a change of a ranked group costs as much as looking at so many rows.
+        cells: how many pairs of a record and a time of change a reduction processes together.
+        piece_rows: how many rows are shaped or reduced at once; some 60 MiB of updates of sums of floats.
+        large_rows: groups of fewer rows are always read as a whole.
+        change_rows: a change of a ranked group costs as much as reading so many rows.
         ranked_at_once: at most so many groups are ranked in one step, because ranking costs more than reading.
-        ranked_rows: of all ranked groups of a reduction; the least recently used group goes first.
-        block_rows: of a block of a ranked multiset; it is split when it has twice as many.
+        ranked_rows: the most rows of all ranked groups of a reduction; the least recently used group is dropped first.
+        block_rows: the rows of a block of ranked records; a block with twice as many is split.
         window_rows: rows of a long stretch of a partition that are computed together.
-        frame_rows: rows of frames that are processed together; a larger frame comes alone.
-        catch_up_updates: the least number that a step of a catch-up takes.
-        first_build_rows: if the sources of a new view have as many, DuckDB computes its first contents.
+        frame_rows: rows of frames that are processed together; a larger frame is processed alone.
+        catch_up_updates: the least number of updates that a step takes while it catches up with old history.
+        first_build_rows: if the sources of a new view have so many rows, DuckDB computes its first contents.
     """
 
     cells: int = 1 << 22

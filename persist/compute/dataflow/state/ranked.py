@@ -35,7 +35,7 @@ SortKey: TypeAlias = tuple[Any, ...]
 
 @total_ordering
 class _Reversed:
-    """A value in the opposite order."""
+    """A value that compares in the opposite order."""
 
     __slots__ = ("value",)
 
@@ -59,8 +59,8 @@ class Order:
     """An order of records: by some words first, then by the others.
 
     Args:
-        by: words, whether each is descending, and whether NULL comes first; every word once.
-        kinds: types of the words.
+        by: every word once, by its place; whether it is descending, and whether NULL comes first.
+        kinds: the types of the words.
     """
 
     def __init__(self, by: Sequence[tuple[int, bool, bool]], kinds: Sequence[pa.DataType], domain: Domain) -> None:
@@ -72,7 +72,7 @@ class Order:
 
     @property
     def make_first_part(self) -> tuple[int, Callable[[int], Any]]:
-        """The first word of the order, and a function that makes comparable values of it."""
+        """The first word of the order, and a function from its value to a sort key."""
         return self._parts[0]
 
     def make_key(self, record: Record) -> SortKey:
@@ -209,6 +209,7 @@ class Ranked:
             skip = 0
 
     def _make_key(self, block: Ints, row: int) -> SortKey:
+        """Return the sort key of a row of a block."""
         return self._order.make_key(tuple(block[:-1, row].tolist()))
 
     def _change_multiplicity(self, at: int, place: int, diff: int) -> None:
@@ -243,17 +244,20 @@ class Ranked:
             self._insert_block(at, block)
 
     def _insert_block(self, at: int, block: Ints) -> None:
+        """Insert a block at a place, with its first key and its count."""
         self._blocks.insert(at, block)
         self._firsts.insert(at, self._make_key(block, 0))
         self._counts.insert(at, _sum_positive(block[-1]))
         self.rows += block.shape[1]
 
     def _remove_block(self, at: int) -> None:
+        """Remove the block at a place, with its first key and its count."""
         self.rows -= self._blocks[at].shape[1]
         del self._blocks[at], self._firsts[at], self._counts[at]
 
 
 def _sum_positive(diffs: Ints) -> int:
+    """Return the sum of the positive diffs, which cannot overflow."""
     positive = np.maximum(diffs, 0)
     if len(diffs) * int(positive.max()) < 2**63:
         return int(positive.sum())

@@ -1,15 +1,15 @@
 """A spine: the batches of one arrangement, in geometric sizes, with bounded work per step.
 
-A new batch is put behind the others. Two neighbours of similar size are merged, so there are about log2(n) of them.
+A new batch is put behind all others. Two neighbours of similar size are merged, so there are about log2(n) batches.
 Small merges happen at once. A large merge is done in pieces by later insertions, and ends before its result is needed.
-Until then its two sources are read. Merging also advances times to `since`, the frontier that all readers have reached.
-So equal updates are summed, and opposite ones vanish.
+Until then readers see its two sources. Merging also advances times to `since`, the frontier that all readers have
+reached. So equal updates are summed, and opposite ones vanish.
 
 Cost: an insertion of n rows does O(n log N) work in total, and at most O(n + `FUEL`) at a time, for each merge under
 way. Memory: the rows, and for a merge under way its result.
 
-Large batches beyond the memory budget lie in mapped files: they are touched least. The files lose their name once they
-are mapped, so they vanish when nothing refers to them, even if the process is killed.
+Large batches beyond the memory budget lie in mapped files, because they are read least often. The files lose their name
+once they are mapped, so they vanish when nothing refers to them, even if the process is killed.
 """
 
 import mmap
@@ -33,18 +33,18 @@ PIECE_ROWS = 65536
 
 
 class Allocate(Protocol):
-    """Allocates room for a batch. A batch that exists is returned itself, if it may stay in memory."""
+    """Allocates room for a batch in memory or in a file."""
 
     def __call__(self, shape: tuple[int, int], batch: Ints | None = None) -> Ints: ...
 
 
 def allocate_in_memory(shape: tuple[int, int], batch: Ints | None = None) -> Ints:
-    """Return room for a batch."""
+    """Return `batch`, or else an uninitialised array of a shape."""
     return np.empty(shape, np.int64) if batch is None else batch
 
 
 class Merge:
-    """A merge of two batches, done piece by piece."""
+    """A merge of two batches, done piece by piece, so that no insertion takes long."""
 
     def __init__(self, one: Ints, other: Ints, layout: Layout, since: Antichain, allocate: Allocate) -> None:
         self.one = one
@@ -80,7 +80,7 @@ class Merge:
         return one_end - one_at + other_end - other_at
 
     def _find_ends(self, rows: int) -> tuple[int, int]:
-        """Return where a piece of about so many rows ends, between hashes."""
+        """Return where the next piece ends in both batches; rows of one hash stay together."""
         ends = []
         for batch, at in zip((self.one[0], self.other[0]), self._at, strict=True):
             if at + rows < len(batch):
@@ -177,6 +177,7 @@ class Spine:
         return batch if batch.shape[1] <= AT_ONCE_ROWS else self._allocate((batch.shape[0], batch.shape[1]), batch)
 
     def _merge(self, one: Ints, other: Ints) -> Ints:
+        """Return two batches as one, advanced to since and consolidated."""
         return advance_batch(np.concatenate((one, other), axis=1), self.layout, self.since)
 
     def _work_on_merges(self, fuel: int) -> None:
@@ -191,7 +192,8 @@ class Spine:
     def _begin_merges(self) -> None:
         """Merge neighbours until each is more than twice as large as the next.
 
-        A merge under way takes part when it is done: to finish it at once would cost all of its rows.
+        The result of a merge under way is merged further only when it is done: finishing it at once would cost all its
+        rows.
         """
         at = len(self._entries) - 1
         while at > 0:
@@ -211,8 +213,10 @@ SPILL_BYTES_MIN = 1 << 20  # Smaller batches stay in memory.
 
 
 class Spill:
-    """Allocates room for batches. Args: budget: bytes that are allocated in memory. folder: where files are made; None
-    for the system's folder for temporary files."""
+    """Allocates room for batches: in memory up to `budget` bytes, and then in files.
+
+    `folder`: the folder of the files; None for the system's folder for temporary files.
+    """
 
     def __init__(self, budget: int, folder: str | PathLike[str] | None) -> None:
         self._budget = budget
@@ -221,7 +225,7 @@ class Spill:
         self.spilled_bytes = 0
 
     def allocate(self, shape: tuple[int, int], batch: Ints | None = None) -> Ints:
-        """Return an array that need not be initialised, or a batch of this shape, there or in a file."""
+        """Return an array that need not be initialised, or `batch`, in memory or in a file."""
         size = 8 * shape[0] * shape[1]
         if size < SPILL_BYTES_MIN:
             return allocate_in_memory(shape, batch)
@@ -246,7 +250,9 @@ class Spill:
         return room
 
     def _note_freed(self, size: int) -> None:
+        """Subtract the bytes of an array in memory that was freed."""
         self._in_memory -= size
 
     def _note_unspilled(self, size: int) -> None:
+        """Subtract the bytes of an array in a file that was freed."""
         self.spilled_bytes -= size

@@ -8,7 +8,7 @@ equal keys together, and equal records within them; a look-up is a binary search
 is found by them is compared by its words. One matrix rather than an array per column was preferred, because the number
 of numpy calls determines the cost of small steps.
 
-The hash has a version, and is the same on every machine: programs that are run again do the same in the same order.
+The hash is the same on every machine, so a program that is run again processes updates in the same order.
 Batches live in one process, or in its spill, and never reach storage.
 """
 
@@ -34,8 +34,8 @@ class Layout:
     """How many words the key and the value have, and how many dimensions the times.
 
     Attributes:
-        words: of a record.
-        height: rows of a batch.
+        words: how many words a record has.
+        height: how many rows a batch has as a matrix.
     """
 
     keys: int
@@ -53,19 +53,22 @@ class Layout:
         return np.empty((self.height, 0), np.int64)
 
     def key_rows(self, batch: Ints) -> Ints:
+        """Return the rows of a batch with the words of keys."""
         return batch[1 : 1 + self.keys]
 
     def value_rows(self, batch: Ints) -> Ints:
+        """Return the rows of a batch with the words of values."""
         return batch[1 + self.keys : 1 + self.words]
 
     def times(self, batch: Ints) -> Ints:
+        """Return the rows of a batch with the coordinates of times."""
         return batch[1 + self.words : -1]
 
 
 def hash_columns(rows: Ints) -> Any:
     """Return a hash, uint64[n], of each column of a matrix.
 
-    Multiplicative mixing, as in splitmix64 and Fibonacci hashing: by 2**64 over the golden ratio, with shifts between.
+    It multiplies by 2**64 over the golden ratio, with shifts in between, as splitmix64 and Fibonacci hashing do.
     """
     hashes = rows[0].view(np.uint64) * _MULTIPLIER
     for row in rows[1:]:
@@ -78,7 +81,7 @@ def hash_columns(rows: Ints) -> Any:
 
 
 def hash_keys(keys: Ints) -> Ints:
-    """Return the least row hash of each key; the upper half is the key's."""
+    """Return the least hash that a row with each key can have: its upper half."""
     if not len(keys):
         return np.zeros(keys.shape[1], np.int64)
     hashes: Ints = hash_columns(keys).view(np.int64)
@@ -104,7 +107,7 @@ def to_batch(updates: Ints, layout: Layout) -> Ints:
 
 
 def find_uncancelled(updates: Ints) -> Flags:
-    """Return which updates have a record and time whose diffs do not cancel.
+    """Return which updates have diffs that do not cancel in sum, by record and time.
 
     Cost: a hash for each update; only updates that may equal a retraction are sorted.
     """
@@ -212,7 +215,7 @@ def _sort_runs(batch: Ints, tied: Ints) -> None:
 def sum_runs(diffs: Ints, firsts: Ints) -> Ints:
     """Return the sum of diffs of each run; firsts are the runs' beginnings.
 
-    Raises DiffOverflow: one does not fit int64.
+    Raises DiffOverflow: a sum does not fit int64.
     """
     if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
         exact = np.add.reduceat(diffs.astype(object), firsts)
@@ -309,7 +312,7 @@ class Keys:
     """Values of some columns, which select the requested records of a stream.
 
     Attributes:
-        columns: places of the columns.
+        columns: the places of the columns in the stream.
         words: int64[columns, n], each key once.
     """
 
@@ -317,10 +320,12 @@ class Keys:
     words: Ints
 
     def trace(self, origins: Sequence[int | None]) -> tuple["Keys | None", bool]:
-        """Return the keys of the columns that were copied, and whether they suffice.
+        """Return keys that request the records from which records with these keys are computed.
 
-        `origins`: for each column, the place of the column that it copies; None if it is computed. Computed columns do
-        not select records, so the result may request more; None requests all.
+        Returns None if all records are needed, and whether the keys request no other records.
+
+        `origins`: for each column, the place of the input column that it copies; None if it is computed. A computed
+        column cannot select records.
         """
         places = [origins[column] for column in self.columns]
         rows: dict[int, int] = {}
@@ -349,7 +354,7 @@ class Keys:
 
 
 def append_diffs(words: Ints) -> Ints:
-    """Return words with a row of ones below them."""
+    """Return words as updates: with a row of diffs, which are all 1."""
     return np.concatenate((words, np.ones((1, words.shape[1]), np.int64)))
 
 

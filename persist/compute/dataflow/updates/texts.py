@@ -1,16 +1,16 @@
-"""Different texts, each kept once, under a number: a hash table in columns, so that thousands are looked up at once.
+"""A hash table that keeps each different text once, under a number. It consists of arrays, so thousands of texts are
+looked up at once.
 
     data  = uint8[…]      the bytes of all texts, one behind the other
     ends  = int64[n + 1]  row r is data[ends[r] : ends[r + 1]]
     rows  = uint32[…]     the row of a number
     table = uint64[2**b]  0, or tag << 32 | number + 1, at the first free place from the upper b bits of the tag on
 
-A tag is the upper half of a hash of the text. It distinguishes nearly all texts without their bytes, and has all that a
-larger table needs. Texts with equal tags are compared by their bytes, so collisions only cost time. The hash stays in
-one process, and need not be the same in the next version.
+A tag is the upper half of a hash of the text. It distinguishes nearly all texts without their bytes, and a larger table
+is filled from tags alone. Texts with equal tags are compared by their bytes, so collisions only cost time. The hash
+stays in one process, and need not be the same in the next version.
 
-Cost: about 0.3 µs for a text. Memory: its bytes, and 30 to 60 more; as values of Python in a dictionary they took about
-130.
+Cost: about 0.3 µs for a text. Memory: its bytes, and 30 to 60 more; in a dictionary of Python, a text takes about 130.
 """
 
 from typing import Any, TypeAlias
@@ -34,7 +34,7 @@ _BYTES = pa.large_binary()
 
 
 class TextArray:
-    """The texts of an array without NULL: bytes, starts and lengths."""
+    """The texts of an Arrow array without NULL, as bytes, starts and lengths."""
 
     def __init__(self, array: pa.Array) -> None:
         self.array = array.cast(_BYTES)
@@ -52,13 +52,13 @@ class TextArray:
         self.starts, self.lengths = self.bounds[:-1], np.diff(self.bounds)
 
     def compute_tags(self) -> Words:
-        """Return the tags of all; a tag depends on its text alone."""
+        """Return a hash of 32 bits, the tag, for each text."""
         hashes = map(xxhash.xxh3_64_intdigest, self.array.to_pylist())
         return np.fromiter(hashes, np.uint64, len(self.array)) >> _HALF
 
 
 class Texts:
-    """Texts as bytes, and their numbers. Numbers keep their meaning until they are forgotten."""
+    """A table that stores texts under numbers, until they are forgotten."""
 
     def __init__(self) -> None:
         self._data = np.zeros(64, np.uint8)
@@ -132,6 +132,7 @@ class Texts:
         return self._end
 
     def _to_array(self, kind: pa.DataType) -> pa.Array:
+        """Return all stored texts as an Arrow array."""
         buffers = [None, pa.py_buffer(self._ends), pa.py_buffer(self._data)]
         return pa.Array.from_buffers(kind, self._count, buffers, 0)
 
@@ -207,7 +208,7 @@ class Texts:
         again, self._free = self._free[:count], self._free[count:]
         fresh = np.arange(self._end, self._end + count - len(again))
         if self._end + len(fresh) > TEXTS_MAX:
-            raise MemoryError(f"a dataflow keeps up to {TEXTS_MAX} different texts of a type, and these are more")
+            raise MemoryError(f"a dataflow keeps at most {TEXTS_MAX} different texts of a type, and has more")
         self._end += len(fresh)
         if self._end > len(self._rows):
             self._rows = _enlarge(self._rows, self._end)
@@ -225,7 +226,7 @@ class Texts:
 
 
 def _enlarge(array: Any, least: int) -> Any:
-    """Return an array with at least half as much room again."""
+    """Return a longer copy of an array: half as long again, and at least `least`."""
     larger = np.zeros(max(least, len(array) + len(array) // 2), array.dtype)
     larger[: len(array)] = array
     return larger

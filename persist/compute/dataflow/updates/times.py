@@ -29,8 +29,10 @@ def find_beyond(frontier: Antichain, times: Ints) -> Flags:
 
 
 def advance_times(times: Ints, since: Antichain) -> Ints:
-    """Return for each time the least one that compares equally with all times beyond since. The empty frontier leaves
-    times as they are. (Differential dataflow, `src/lattice.rs`.)"""
+    """Return for each time the least one that compares equally with all times beyond since.
+
+    The empty frontier leaves times as they are. (Differential dataflow, `src/lattice.rs`.)
+    """
     if since.is_empty:
         return times
     if (least := since.time) is not None:
@@ -44,7 +46,7 @@ def advance_times(times: Ints, since: Antichain) -> Ints:
 
 
 def meet_all(frontiers: Iterable[Antichain]) -> Antichain:
-    """Return the meet of all; the empty frontier for none."""
+    """Return the meet (greatest lower bound) of frontiers; the empty frontier for none."""
     frontiers = list(frontiers)
     first = frontiers[0] if frontiers else None
     for another in frontiers:
@@ -60,7 +62,7 @@ Times = Callable[[Ints], Ints]
 
 
 class Stash:
-    """Updates that wait, as columns of a matrix, until `take` returns them.
+    """Updates that wait until their times are ready, as columns of a matrix.
 
     Args:
         axis: the row that each chunk is sorted by.
@@ -75,15 +77,16 @@ class Stash:
 
     @property
     def is_empty(self) -> bool:
+        """Whether no updates wait."""
         return not self._chunks
 
     @property
     def rows(self) -> int:
-        """How many wait."""
+        """How many updates wait."""
         return sum(chunk.shape[1] for chunk in self._chunks)
 
     def add(self, waiting: Ints) -> None:
-        """Add columns that wait."""
+        """Add updates that wait."""
         if not waiting.shape[1]:
             return
         self._chunks.append(self._sort_columns(waiting))
@@ -95,9 +98,9 @@ class Stash:
         """Remove and return the updates that are ready.
 
         Args:
-            ready: which of times, `int64[dimensions, n]`, are ready.
-            bound: no update is ready from this value of the coordinate on; None if it is unknown. In one dimension, all
-                updates before it are ready.
+            ready: returns which of some times, `int64[dimensions, n]`, are ready.
+            bound: updates whose coordinate `axis` is at or beyond this value are not ready; None if unknown. In one
+                dimension, all other updates are ready.
         """
         due: list[Ints] = []
         chunks: list[Ints] = []
@@ -127,7 +130,7 @@ class Stash:
         return due
 
     def find_least(self, ready: Ready, row: int) -> int | None:
-        """Return the least value in a row of the ready columns, or None."""
+        """Return the least value in a row of the ready columns; None if none is ready."""
         least = None
         for chunk in self._chunks:
             if row == self._axis and ready(chunk[self._times, :1])[0]:
@@ -141,7 +144,7 @@ class Stash:
         return least
 
     def list_chunks(self) -> list[Ints]:
-        """Return all waiting columns."""
+        """Return all waiting updates, in sorted chunks."""
         return list(self._chunks)
 
     def _sort_columns(self, columns: Ints) -> Ints:

@@ -64,7 +64,7 @@ _is_integer, _is_floating = cache(pat.is_integer), cache(pat.is_floating)  # Arr
 
 
 class Interner:
-    """Numbers for the values of one type. Memory: each value once, in Python."""
+    """A table that numbers the values of one type. Memory: each value once, in Python."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
@@ -77,7 +77,7 @@ class Interner:
 
     @cached_property
     def _plain(self) -> pa.DataType:
-        """The type of the values in Python."""
+        """The type with integers in place of moments, whose values Python can represent."""
         return _without_moments(self.kind)
 
     @property
@@ -152,7 +152,7 @@ class Interner:
 
 
 class TextInterner(Interner):
-    """Numbers for texts and bytes, which are looked up in columns."""
+    """An interner for texts and bytes, which looks up whole columns at once."""
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
@@ -176,10 +176,12 @@ class TextInterner(Interner):
         return words
 
     def decode(self, words: Ints) -> pa.Array:
+        """Return the texts of words as Arrow."""
         is_null = words == NULL
         return self._texts.decode(words, self.kind, is_null if is_null.any() else None)
 
     def get_value(self, number: int) -> Any:
+        """Return the text, or bytes, of a number."""
         text = self._texts.get_bytes(number)
         return text.decode() if self._is_utf8 else text
 
@@ -194,12 +196,13 @@ class TextInterner(Interner):
 class WideDecimals(Interner):
     """Words of decimals of more than 18 digits: small ones are whole numbers of their last digit.
 
-    Sums and products have types of up to 38 digits, but most of their values have few. So hardly any value is interned,
-    and a whole column is converted at once, in both directions. Words from `FIRST_WIDE` on stand for interned values.
+    Sums and products have types of up to 38 digits, but most of their values need fewer than 19. So hardly any value is
+    interned, and a whole column is converted at once, in both directions. Words from `FIRST_WIDE` on stand for interned
+    values.
     """
 
     def encode(self, array: pa.Array) -> Ints:
-        """Return the words of decimals: small ones are their own words."""
+        """Return the words of decimals; a small decimal needs no interned value."""
         if not len(array):
             return np.empty(0, np.int64)
         raw = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
@@ -229,15 +232,18 @@ class WideDecimals(Interner):
         return from_unscaled(words, self.kind, is_null if is_null.any() else None)
 
     def get_value(self, number: int) -> Any:
+        """Return the decimal of a word."""
         if number >= FIRST_WIDE:
             return super().get_value(number - FIRST_WIDE)
         return _EXACT.scaleb(_EXACT.create_decimal(number), -self.kind.scale)
 
     def pin(self, number: int) -> None:
+        """Keep an interned value for ever."""
         if number >= FIRST_WIDE:
             super().pin(number - FIRST_WIDE)
 
     def retain(self, live: Ints) -> None:
+        """Forget interned values, except those whose words are in use."""
         super().retain(live[live >= FIRST_WIDE] - FIRST_WIDE)
 
 

@@ -48,7 +48,7 @@ class UnreadableAvro(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Schema:
-    """A schema in fastavro's form, and a function from its values to JSON."""
+    """An Avro schema: parsed, a converter of its values to JSON, and the start of JSON messages."""
 
     parsed: Any
     convert: Convert
@@ -74,13 +74,13 @@ class Registry:
         self._known: dict[int, _Schema | UnreadableAvro] = {}
 
     def to_json(self, messages: Sequence[bytes | None]) -> tuple[list[bytes | None], dict[int, str]]:
-        """Convert Avro messages to JSON; return them, and the reasons of bad ones by place.
+        """Convert Avro messages to JSON; return them, and by position why some are bad.
 
         Messages that are not Avro stay as they are.
 
         Raises:
             Unavailable: the registry does not answer.
-            InvalidUsage: it does not let this user in.
+            InvalidUsage: the registry refuses this user.
         """
         texts, bad = list(messages), dict[int, str]()
         for at, message in enumerate(messages):
@@ -111,7 +111,7 @@ class Registry:
         return schema.start + msgspec.json.encode(value) + b"}"
 
     def _fetch(self, number: int) -> _Schema | UnreadableAvro:
-        """Fetch a schema; return UnreadableAvro if the registry has none that can be read."""
+        """Fetch and parse schema `number`; return UnreadableAvro if that is impossible."""
         request = urllib.request.Request(f"{self._url}/schemas/ids/{number}", headers=self._headers)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
@@ -132,6 +132,7 @@ class Registry:
             raise Unavailable(f"the registry {self._url} does not answer: {error}") from None
 
     def _parse_schema(self, schema: Any) -> _Schema | UnreadableAvro:
+        """Return a parsed schema, or UnreadableAvro with the reason."""
         try:
             described, convert = _convert_schema(schema, {})
             parsed = self._fastavro.parse_schema(_strip_logical_types(schema))
@@ -203,7 +204,7 @@ def _convert_type(kind: Any, schema: Mapping[str, Any], names: dict[str, Any]) -
 
 
 def _convert_union(kinds: list[Any], names: dict[str, Any]) -> tuple[dict[str, Any], Convert]:
-    """Return a nullable type as its type; any other union as text."""
+    """Return the schema and converter of a union: of its only type besides null, or else text."""
     some = [kind for kind in kinds if kind != "null"]
     if len(some) == 1:
         described, convert = _convert_schema(some[0], names)
@@ -214,6 +215,7 @@ def _convert_union(kinds: list[Any], names: dict[str, Any]) -> tuple[dict[str, A
 
 
 def _list_names(schema: Mapping[str, Any]) -> list[str]:
+    """Return a named type's name, also with its namespace; [] without a name."""
     name, space = schema.get("name"), schema.get("namespace")
     return [] if name is None else [name] if space is None else [name, f"{space}.{name}"]
 
@@ -230,11 +232,12 @@ def _make_record_converter(converts: Mapping[str, Callable[[Any], Any]]) -> Call
 
 
 def _encode_float(value: float) -> float | str:
-    """Return a number that JSON can have, or text for NaN and infinities."""
+    """Return a float; NaN and infinities as text, which JSON can hold."""
     return value if math.isfinite(value) else str(value)
 
 
 def _as_text(value: Any) -> str | None:
+    """Return a value of a union as text: JSON unless it is text already."""
     if value is None or isinstance(value, str):
         return value
     finite = _encode_floats(value)
@@ -242,7 +245,7 @@ def _as_text(value: Any) -> str | None:
 
 
 def _encode_floats(value: Any) -> Any:
-    """Return a value with text for NaN and infinities inside of it; JSON would have null for them."""
+    """Return a value in which NaN and infinities are text."""
     if isinstance(value, dict):
         return {name: _encode_floats(inner) for name, inner in value.items()}
     if isinstance(value, list):

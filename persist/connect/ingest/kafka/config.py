@@ -67,7 +67,7 @@ class KafkaConfig(Messages, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """Addresses of brokers, and credentials. `options` of the client library has secrets, which no message may show."""
+    """The addresses of brokers, and `options` for the client library, whose secrets no message may show."""
 
     name: str
     options: dict[str, Any]
@@ -75,7 +75,7 @@ class Brokers:
     routes: tuple[Route, ...] = ()
 
     def redact(self, problem: object) -> str:
-        """Return a problem as one line without secrets."""
+        """Return an error as one line of text without secrets."""
         return redact(hide_passwords(" ".join(str(problem).split())), self.secrets)
 
 
@@ -119,7 +119,7 @@ def _parse_routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
         unset = KafkaConfig(source=config.source)
         for name in ("collection", *Messages.__struct_fields__):
             if getattr(config, name) != getattr(unset, name):
-                raise InvalidUsage(f"{where}: {name} stands in the tables [[into]], where it is of one topic")
+                raise InvalidUsage(f"{where}: {name} belongs to one topic: move it into the tables [[into]]")
     for route in routes:
         if (route.table is not None) != (route.format in ("maxwell", "canal")) and route.table is not None:
             raise InvalidUsage(f"topic {route.topic}: table goes with the formats maxwell and canal")
@@ -130,18 +130,18 @@ def _parse_routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
     names = [route.collection for route in routes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InvalidUsage(f"the collection {twice!r} is named for two topics: each fills one of its own")
+        raise InvalidUsage(f"the collection {twice!r} is named for two topics: give each topic a collection of its own")
     return routes
 
 
 def _build_client_options(
     client: Mapping[str, Any], password_file: str | None, user: str, is_near: bool
 ) -> dict[str, Any]:
-    """Return the options of the client library, by default with TLS unless brokers are local."""
+    """Return the options of the client library: TLS by default, unless brokers are local."""
     options = dict[str, Any](client)
     for name in options:
         if name in _OURS:
-            raise InvalidUsage(f"client: the option {name!r} is what is set here: leave it out")
+            raise InvalidUsage(f"client: persist sets the option {name!r} itself: leave it out")
     if user:
         name, _, password = user.partition(":")
         options.setdefault("sasl.username", unquote(name))

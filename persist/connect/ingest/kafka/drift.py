@@ -21,7 +21,7 @@ _ENVELOPE = {"schema", "payload"}
 
 
 def find_drift(route: Route, texts: pa.ChunkedArray, schema: pa.Schema) -> tuple[set[str], set[str]]:
-    """Return the paths of members without a column, and the columns that some rows lack. Texts may be unreadable."""
+    """Return paths in messages that no column takes, and columns that some rows lack."""
     row_type, shapes = pa.struct(list(schema)), set[tuple[str, ...]]()
     nested = [field for field in schema if pat.is_nested(field.type)]
     more = set[str]()
@@ -38,7 +38,7 @@ def find_drift(route: Route, texts: pa.ChunkedArray, schema: pa.Schema) -> tuple
 
 
 def _parse_rows(route: Route, text: bytes | None) -> Iterator[Members]:
-    """Yield the members of each row in a message. Unreadable messages and other tables have none."""
+    """Yield the members of each row in a message; none if it is unreadable or of another table."""
     message = _parse_members(text)
     if message.keys() == _ENVELOPE:
         message = _parse_members(message["payload"])
@@ -56,6 +56,7 @@ def _parse_rows(route: Route, text: bytes | None) -> Iterator[Members]:
 
 
 def _parse_members(text: bytes | msgspec.Raw | None) -> Members:
+    """Return an object's members as raw JSON; {} if it is unreadable."""
     try:
         return {} if text is None else _MEMBERS.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -63,6 +64,7 @@ def _parse_members(text: bytes | msgspec.Raw | None) -> Members:
 
 
 def _parse_items(text: msgspec.Raw) -> list[msgspec.Raw]:
+    """Return an array's elements as raw JSON; [] if it is unreadable."""
     try:
         return _ITEMS.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -70,6 +72,7 @@ def _parse_items(text: msgspec.Raw) -> list[msgspec.Raw]:
 
 
 def _decode(text: msgspec.Raw, kind: type) -> Any:
+    """Return a JSON value of a type; None if it is unreadable."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError):

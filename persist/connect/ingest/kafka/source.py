@@ -140,7 +140,7 @@ class Kafka(Source):
         self._topics.close()
 
     def _poll_batches(self, run: Run, positions: Positions) -> Generator[Batch]:
-        """Yield batches of polled messages until the end is reached."""
+        """Yield a batch for each poll with messages, and from time to time one without."""
         clock = run.client.engine.clock
         self._topics.assign(positions.next, wait=not run.once)
         looked_s = moved_s = clock.monotonic_s()
@@ -160,7 +160,7 @@ class Kafka(Source):
                 looked_s = now_s
 
     def _make_batch(self, run: Run, poll: Poll, positions: Positions, after: Positions) -> Batch:
-        """Return a poll's messages as a batch, which stores the positions after them."""
+        """Return the batch of a poll; committing it also stores the positions after it."""
         time, before_ms = run.uppers[self.moments], positions.newest_ms
         run.client.engine.check_clock()  # It bounds moments, which never go back.
         now_ms = run.client.engine.clock.wall_ms()
@@ -240,7 +240,7 @@ class Kafka(Source):
         return rows, pa.concat_tables([rejected, unread])
 
     def _follow_drift(self, route: Route, messages: pa.Table, collection: Collection) -> None:
-        """Add members without a column if `drift` allows; warn once of others, and of columns that rows lack."""
+        """Add columns for new members if `drift` allows; otherwise warn of them, once."""
         used = {*route.metadata, *(path.partition(".")[0] for path in route.metadata.values())}
         is_changed = True
         while is_changed:
@@ -260,7 +260,7 @@ class Kafka(Source):
                 )  # fmt: skip
 
     def _add_columns(self, route: Route, messages: pa.Table, collection: Collection, paths: set[str]) -> bool:
-        """Add members that no column takes, by path; return whether there was a change."""
+        """Add columns for the members at these paths; return whether a column was added."""
         version = collection.schema.version
         for path, kind in (_find_new_columns(route, messages, collection, paths) if paths else {}).items():
             with suppress(InvalidUsage):  # A collection cannot have such a name or type.
@@ -344,9 +344,10 @@ def _parse_events(
 def _find_new_columns(
     route: Route, messages: pa.Table, collection: Collection, paths: set[str]
 ) -> dict[str, pa.DataType]:
-    """Return the types of members that no column takes, by path; the first if messages contradict each other.
+    """Return by path the types of members that no column takes.
 
-    Each half with a contradiction is read by itself, so one such message among n costs reading 2n messages.
+    If messages contradict each other, the type in the first one counts. Halves with a contradiction are read again, so
+    one such message among n costs reading 2n messages.
     """
     schema, types = collection.schema, dict[str, pa.DataType]()
     try:
@@ -367,7 +368,7 @@ def _find_new_columns(
 
 
 def _encode_documents(route: Route, messages: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Return messages with JSON text in the members for columns of JSON. Envelopes have text there already."""
+    """Return messages whose values of JSON columns are text; only for messages without an envelope."""
     if route.format != "json" or not names or not len(messages):
         return messages
     texts = encode_mixed_members(messages["value"].combine_chunks(), dict.fromkeys(names, JSON))
@@ -375,7 +376,7 @@ def _encode_documents(route: Route, messages: pa.Table, names: Sequence[str]) ->
 
 
 def _split_bad(messages: pa.Table, bad: Mapping[int, str]) -> tuple[pa.Table, pa.Table]:
-    """Return bad messages as rejected rows, and the other messages. `bad` has reasons by row number."""
+    """Return bad messages as rows of rejected messages, and the good messages."""
     good = pa.array([at not in bad for at in range(len(messages))], pa.bool_())
     return _make_rejected_rows(messages.take(pa.array([*bad], pa.int64())), [*bad.values()]), messages.filter(good)
 
@@ -383,9 +384,9 @@ def _split_bad(messages: pa.Table, bad: Mapping[int, str]) -> tuple[pa.Table, pa
 def _find_unknown(
     route: Route, messages: pa.Table, schema: Mapping[str, pa.DataType], collection: Collection, time: int
 ) -> dict[int, str]:
-    """Return why messages with unknown unchanged values are rejected, by row number.
+    """Return by row number why messages with unchanged values cannot be applied.
 
-    They leave out large values as unchanged, though the collection does not have their row.
+    They lack large values that did not change, and the collection does not have the row either.
     """
     numbered = messages.append_column(NUMBER, make_int64_array(np.arange(len(messages))))
     rows = _parse_events(route, numbered, [*collection.schema.key_names], schema, {NUMBER: NUMBER}).table
@@ -403,9 +404,9 @@ def _find_bad_documents(
     schema: Mapping[str, pa.DataType],
     names: Sequence[str],
 ) -> dict[int, str]:
-    """Find messages with invalid JSON in a column of JSON; return reasons by row number.
+    """Return by row number why messages have invalid JSON in a JSON column.
 
-    Each half with such a text is searched by itself, so one bad message among n costs reading 2n messages.
+    Halves with invalid JSON are read again, so one bad message among n costs reading 2n messages.
     """
     try:
         for name in names:

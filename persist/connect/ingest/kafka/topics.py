@@ -33,7 +33,7 @@ MESSAGE = pa.schema(
 
 @dataclass
 class Poll:
-    """The messages of one poll.
+    """The messages that one poll returned.
 
     Attributes:
         tables: by topic, the messages in order, with the schema `MESSAGE`.
@@ -51,7 +51,7 @@ class Poll:
 
 
 class Topics:
-    """Topics that are read."""
+    """Reads the partitions of topics, from stored offsets on."""
 
     def __init__(self, brokers: Brokers, config: KafkaConfig) -> None:
         self._library = require_package("confluent-kafka>=2.6", "confluent_kafka")
@@ -122,7 +122,7 @@ class Topics:
         raise self._make_error(problem)
 
     def _handle_lost(self, place: Place, position: int, first: int, end: int) -> int:
-        """Return the first offset if `lost` allows a gap; otherwise raise InvalidUsage."""
+        """Return the first available offset of a partition that lost messages, if `lost` allows a gap."""
         what = (
             f"{self._brokers.name}: partition {place[1]} of {place[0]!r} was read up to offset {position}, and has "
             f"offsets from {first} to {end} by now"
@@ -140,7 +140,7 @@ class Topics:
 
     @property
     def side_name(self) -> str:
-        """The prefix of the collections of offsets, moments and rejected messages."""
+        """The name before the dot in `NAME.transactions` and `NAME.rejected`."""
         routes = self._brokers.routes
         return self._config.name or (routes[0].collection if len(routes) == 1 else "kafka")
 
@@ -177,7 +177,7 @@ class Topics:
         return self._make_poll([message for chunk in chunks for message in chunk], ends)
 
     def is_read_to_end(self) -> bool:
-        """Return whether all messages up to the ends at assignment were returned."""
+        """Return whether all messages that existed at `assign` were returned."""
         return all(self._next[place] >= end for place, end in self._ends.items())
 
     def _make_poll(self, messages: list[Any], ends: Mapping[Place, int]) -> Poll:
@@ -208,7 +208,7 @@ class Topics:
         return poll
 
     def _handle_notice(self, message: Any, ends: dict[Place, int]) -> None:
-        """Handle a message of the library that has an error instead of a value."""
+        """React to a message that reports an event or an error of the library."""
         error, place = message.error(), (message.topic(), message.partition())
         if error.name() == "_PARTITION_EOF":
             ends[place] = message.offset()
@@ -235,25 +235,26 @@ class Topics:
         return sorted(metadata.partitions)
 
     def _make_topic_partition(self, place: Place, offset: int | None = None) -> Any:
+        """Return the library's object for a partition, with an offset if there is one."""
         if offset is None:
             return self._library.TopicPartition(*place)
         return self._library.TopicPartition(*place, offset)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the library; raise its errors as ours."""
+        """Call a function of the library; raise our errors in place of its own."""
         try:
             return function(*arguments)
         except self._library.KafkaException as error:
             raise self._make_error(error.args[0]) from None
 
     def _keep_problem(self, error: Any) -> None:
-        """Keep an error that the library does not solve itself."""
+        """Store an error for the next poll, unless the library retries by itself."""
         lasting = ("_ALL_BROKERS_DOWN", "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
         if error.fatal() or error.name() in lasting:
             self._problem = error
 
     def _make_error(self, error: Any) -> InvalidUsage | Unavailable:
-        """Return the caller's error for an error of Kafka."""
+        """Return the exception for an error of the library."""
         text = self._brokers.redact(_format_error(error))
         if error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"):
             return InvalidUsage(f"{self._brokers.name} does not let this user in: {text}")

@@ -8,8 +8,8 @@ MySQL counts the transactions of each server: a set has `uuid:1-5:7`. MariaDB ha
 `domain-server-number`, and numbers of a domain only grow. Both kinds are the same on each server of a group, so a
 source may move to another server.
 
-The *measure* of a set is the number of its transactions, or the sum of the last numbers. Each transaction makes it
-larger. Its time is the measure with it, times `STEP`. So times are the same on each server, and between two of them
+The *measure* of a set is the number of its transactions, or the sum of the last numbers. Each transaction increases the
+measure, and its time is the new measure, times `STEP`. So times are the same on each server, and between two of them
 there are times for moments without transactions.
 """
 
@@ -36,13 +36,13 @@ Table = tuple[str, str]
 
 @dataclass
 class Effect:
-    """The effect of a statement.
+    """The effect of a logged statement on followed tables.
 
     Attributes:
-        emptied: tables without rows after it.
+        emptied: tables that have no rows after the statement.
         renamed, dropped: columns of `table`.
-        refused: why the source cannot continue after it; "" if it can.
-        is_gone: the transaction is rolled back.
+        refused: why the source cannot continue after the statement; "" if it can.
+        is_gone: the statement rolls the transaction back.
     """
 
     emptied: list[Table] = field(default_factory=list)
@@ -55,11 +55,14 @@ class Effect:
 
 @dataclass(frozen=True)
 class _Token:
+    """A token of SQL; `is_name`: a quoted name or a text."""
+
     text: str
     is_name: bool = False
 
     @property
     def word(self) -> str:
+        """The token in upper case; "" for a quoted name or a text."""
         return "" if self.is_name else self.text.upper()
 
 
@@ -146,6 +149,7 @@ def _split_specifications(tokens: list[_Token]) -> Iterator[list[_Token]]:
 
 
 def _tokenize(statement: str) -> Iterator[_Token]:
+    """Yield the tokens of a statement, without spaces and comments."""
     for match in _TOKEN.finditer(statement):
         if match["name"] is not None:
             yield _Token(match["name"].replace("``", "`"), True)
@@ -156,13 +160,14 @@ def _tokenize(statement: str) -> Iterator[_Token]:
 
 
 def _parse_table_name(tokens: list[_Token], at: int, schema: str) -> tuple[Table, int]:
-    """Return the table that is named at a position, and the position after it."""
+    """Return the table that tokens name at a position, and the next position."""
     if len(tokens) > at + 2 and tokens[at + 1].word == ".":
         return (tokens[at].text, tokens[at + 2].text), at + 3
     return (schema, tokens[at].text), at + 1
 
 
 def _parse_table_list(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
+    """Yield the tables of a comma-separated list."""
     while at < len(tokens):
         table, at = _parse_table_name(tokens, at, schema)
         yield table
@@ -175,12 +180,12 @@ STEP = 1 << 20
 
 
 def parse_gtids(text: str, *, is_mariadb: bool) -> "Gtids":
-    """Return the set of transactions that a server's text describes."""
+    """Return the set of transactions in the text of a server."""
     return _Domains(text) if is_mariadb else _Servers(text)
 
 
 class _Domains:
-    """The transactions of MariaDB."""
+    """A set of MariaDB transactions: the last number of each domain."""
 
     def __init__(self, text: str) -> None:
         self._last: dict[int, tuple[int, int]] = {}
@@ -190,6 +195,7 @@ class _Domains:
 
     @property
     def measure(self) -> int:
+        """The sum of the last numbers."""
         return sum(number for number, _ in self._last.values())
 
     def add(self, gtid: str) -> None:
@@ -205,6 +211,7 @@ class _Domains:
         self._last[domain] = (number, server)
 
     def has(self, other: str) -> bool:
+        """Return whether this set contains all transactions of another set, which is text."""
         return all(self._last.get(domain, (0, 0))[0] >= at[0] for domain, at in _Domains(other)._last.items())
 
     def __str__(self) -> str:
@@ -212,7 +219,7 @@ class _Domains:
 
 
 class _Servers:
-    """The transactions of MySQL."""
+    """A set of MySQL transactions: intervals of numbers for each server."""
 
     def __init__(self, text: str) -> None:
         self._intervals: dict[str, list[tuple[int, int]]] = {}
@@ -228,6 +235,7 @@ class _Servers:
 
     @property
     def measure(self) -> int:
+        """The number of transactions."""
         return sum(last - first + 1 for intervals in self._intervals.values() for first, last in intervals)
 
     def add(self, gtid: str) -> None:
@@ -245,6 +253,7 @@ class _Servers:
         self._intervals[server] = merged
 
     def has(self, other: str) -> bool:
+        """Return whether this set contains all transactions of another set, which is text."""
         return all(
             any(first <= low and high <= last for first, last in self._intervals.get(server, []))
             for server, intervals in _Servers(other)._intervals.items()

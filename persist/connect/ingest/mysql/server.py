@@ -66,7 +66,7 @@ class MysqlConfig(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A present column of the server. `default`: SQL for older rows; None for NULL, "" if unknown."""
+    """A column of a table now; `default`: what older rows have, as SQL; None for NULL, "" if unknown."""
 
     name: str
     kind: str
@@ -76,7 +76,7 @@ class Column:
 
 
 class Server:
-    """A database by its URL; `name` has no secrets, and `check` finds whether it is MariaDB."""
+    """The server and database of a URL; `name` has no secrets, `check` detects MariaDB."""
 
     def __init__(self, config: MysqlConfig) -> None:
         self.library = require_package("pymysql>=1.1")
@@ -116,11 +116,11 @@ class Server:
             self.settings["ssl"] = context
 
     def open_connection(self, **more: Any) -> Any:
-        """Return a connection.
+        """Connect, and return the connection.
 
         Raises:
             Unavailable: the server does not answer, or not by TLS.
-            InvalidUsage: it refuses this user.
+            InvalidUsage: the server refuses this user.
         """
         try:
             connection = self.connect(**self.settings, database=self.schema, autocommit=True, **more)
@@ -129,7 +129,7 @@ class Server:
         return connection
 
     def connect(self, **settings: Any) -> Any:
-        """Connect; a lost connection raises ConnectionError, and another thread can close it."""
+        """Return a connection that raises ConnectionError when it is lost."""
         from pymysql.connections import Connection
 
         server = self
@@ -157,7 +157,7 @@ class Server:
         return Link(**settings)
 
     def is_lost(self, error: BaseException) -> bool:
-        """Return whether an error means that the server does not answer. Refusals are other errors."""
+        """Return whether an error means that the server does not answer, and not that it refuses."""
         if isinstance(error, self.library.Error):
             return isinstance(error, self.library.InterfaceError) or (error.args and error.args[0] in _LOST)
         return isinstance(error, (OSError, Unavailable, EOFError))
@@ -177,7 +177,7 @@ class Server:
         return InvalidUsage(f"{self.name} refuses: {text}. The user needs {NEEDS}")
 
     def check(self, connection: Any) -> None:
-        """Check that the server's settings log whole rows; detect MariaDB."""
+        """Raise InvalidUsage unless the server's settings log whole rows; detect MariaDB."""
         with connection.cursor() as cursor:
             cursor.execute("SELECT version()")
             self.is_mariadb = "mariadb" in cursor.fetchone()[0].lower()
@@ -191,7 +191,7 @@ class Server:
             if has.upper() != value:
                 raise InvalidUsage(
                     f"{self.name}: the server has {name} = {has}, and {value or 'an empty one'} is needed: SET GLOBAL "
-                    f"{name} = '{value}', or say it in the file of the server. What it has logged before stays as it is"
+                    f"{name} = '{value}', or set it in the server's configuration. Its earlier log stays as it is"
                 )
 
     def load_executed(self, connection: Any) -> Gtids:
@@ -262,6 +262,7 @@ class Server:
                 )
 
     def _check_excluded(self, columns: dict[str, list[Column]], tables: Sequence[str]) -> None:
+        """Raise InvalidUsage if an excluded column does not exist."""
         for name in self.config.exclude:
             table, _, column = name.partition(".")
             if table not in tables or not column:
@@ -281,7 +282,7 @@ def _make_column(
     *,
     is_sql: bool,
 ) -> Column:
-    """Return a column from its row of the catalog."""
+    """Return a column from its row in information_schema."""
     type_ = to_arrow_type(kind, unsigned="unsigned" in full, precision=int(precision or 0), scale=int(scale or 0))
     if default is None or str(default).upper() == "NULL":
         older = None if nullable == "YES" else "''" if type_ in (pa.string(), pa.binary()) else "0"
@@ -399,7 +400,7 @@ def _format_document(value: Any) -> str:
 def to_column(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
     """Return values of a query or of the log as an array of a type.
 
-    Dates with zeros, which are not in the calendar, become NULL; times become text.
+    Dates such as 0000-00-00, which no calendar has, become NULL; times of day become text.
     """
     try:
         if pa.types.is_string(kind):

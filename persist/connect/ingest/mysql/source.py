@@ -1,7 +1,7 @@
 """MySQL and MariaDB, by the server's log: each transaction is a time.
 
 A transaction has the same time on all servers of a group. The initial copy is a consistent snapshot. Transactions
-follow, by their GTIDs. The position in the log is a property of the collection of moments, in the commits that seal.
+follow, by their GTIDs. Commits that seal store the position in the log as a property of the collection of moments.
 Tables with a primary key become keyed collections, and others become collections that count equal rows, because the log
 has whole old rows.
 """
@@ -67,7 +67,7 @@ class Mysql(Source):
 
 
 class MysqlCopy:
-    """The server of a copy: queries for MySQL."""
+    """The queries by which tables of MySQL are copied."""
 
     def __init__(self, server: Server, tables: dict[str, list[Column]], moments: str) -> None:
         self._server = server
@@ -80,7 +80,7 @@ class MysqlCopy:
 
     @contextmanager
     def open_point(self, *, is_new: bool) -> Iterator[Point]:
-        """Open a snapshot at a known set of transactions."""
+        """Open a snapshot whose set of transactions is known."""
         from pymysql.cursors import SSCursor
 
         server = self._server
@@ -93,7 +93,9 @@ class MysqlCopy:
             )
             gtids = parse_gtids(self._begin_snapshot(cursor), is_mariadb=server.is_mariadb)
             if gtids.measure > MEASURE_MAX:
-                raise InvalidUsage(f"{server.name} has numbered its transactions up to {gtids}, which is too far")
+                raise InvalidUsage(
+                    f"{server.name} has numbered its transactions up to {gtids}: times cannot count so far"
+                )
             cursor.execute("SELECT CAST(unix_timestamp(now(6)) * 1000000 AS SIGNED)")
             [now_us] = cursor.fetchone()
             at = {self._moments: BinlogPosition(str(gtids)).to_properties()}

@@ -31,7 +31,7 @@ PREPARED, ALONE = 64, 1  # Flags of a transaction of MariaDB.
 
 
 class BinlogPosition(StoredProperty, frozen=True):
-    """A position in the server's log: the ingested transactions, and the place of the last one."""
+    """The ingested transactions, and the file and offset of the last one in the server's log."""
 
     NAME = "ingest.position"  # Of the collection of moments.
 
@@ -41,7 +41,7 @@ class BinlogPosition(StoredProperty, frozen=True):
 
 
 class BinlogStream:
-    """Reads the transactions of some tables; `tables` has their present columns."""
+    """Reads the transactions of some tables from the server's log, and turns them into batches."""
 
     def __init__(self, server: Server, tables: Mapping[str, Sequence[Column]], run: Run, moments: str) -> None:
         self._server = server
@@ -96,7 +96,7 @@ class BinlogStream:
                 link.forget()
 
     def _check_position(self, connection: Any) -> int:
-        """Check that the server still has the next transaction; return the measure of all that it has."""
+        """Raise InvalidUsage if the next transaction is not in the log; return the server's measure."""
         server = self._server
         executed = server.load_executed(connection)
         if not executed.has(str(self._gtids)):
@@ -117,7 +117,7 @@ class BinlogStream:
         return executed.measure
 
     def _open_binlog(self) -> Any:
-        """Return a reader of the log from the next position."""
+        """Return the library's reader of the log, from the next transaction on."""
         from pymysqlreplication import BinLogStreamReader
 
         return BinLogStreamReader(
@@ -142,7 +142,7 @@ class BinlogStream:
         return link
 
     def _read_batches(self, events: "queue.Queue[Any]", target: int) -> Iterator[Batch]:
-        """Yield batches of the log's events up to a target position."""
+        """Yield batches of logged events; with `once`, up to a measure of transactions."""
         run, flow, clock = self._run, self._flow, self._run.client.engine.clock
         last_s = clock.monotonic_s()
         while True:
@@ -170,7 +170,7 @@ class BinlogStream:
                 yield from self._seal_quiet_time(sent_us + self._ahead_us)
 
     def _seal_quiet_time(self, by_us: int | None) -> Iterator[Batch]:
-        """Seal up to a moment at which no transaction is outstanding, less a second, the unit of the log."""
+        """Commit what waits, and record that no transaction came before a moment."""
         flow, self._logs = self._flow, []
         if by_us is not None and flow.done < (self._gtids.measure + 1) * STEP:
             flow.note_quiet_until(flow.done + 1, by_us - 1_000_000)
@@ -178,14 +178,14 @@ class BinlogStream:
             yield flow.make_batch(flow.done)
 
     def _count_bytes_behind(self) -> int:
-        """Return the unread bytes of the log as it was at the beginning."""
+        """Return how many bytes of the log, as long as it was at the start, are unread."""
         later_sizes = [size for file, size in self._logs if file > self._at.file]
         return sum(later_sizes) + sum(
             max(0, size - self._at.offset) for file, size in self._logs if file == self._at.file
         )
 
     def _process_event(self, event: Any) -> Iterator[Batch]:
-        """Process an event of the log: (event, rows, file, offset, sent_us)."""
+        """Process an event of the log; yield batches that it completes."""
         event, rows, file, offset, _ = event
         kind, flow = type(event).__name__, self._flow
         if kind in ("MariadbGtidEvent", "GtidEvent"):
@@ -217,7 +217,7 @@ class BinlogStream:
             )
 
     def _process_query(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
-        """Process a statement in the log: DDL, BEGIN or COMMIT."""
+        """Process a logged statement: DDL, BEGIN or COMMIT."""
         statement, schema = _as_text(event.query), _as_text(event.schema)
         self._is_begun, is_end = follow_transaction(statement, self._is_begun)
         effect = parse_effect(statement, schema, [*self._names])
@@ -232,7 +232,7 @@ class BinlogStream:
             yield from self._commit_transaction(event, file, offset)
 
     def _apply_effect(self, effect: Effect) -> Iterator[Batch]:
-        """Truncate tables, rename and drop columns as a statement did."""
+        """Truncate tables, or rename and drop columns, as a statement did."""
         flow = self._flow
         if flow.is_known:
             return
@@ -250,11 +250,11 @@ class BinlogStream:
                 self._flow.evolve(collection, effect.table[1], self._mark(), rename=renamed, drop=dropped)
 
     def _mark(self) -> dict[str, str]:
-        """Return the property that marks the current statement as done."""
+        """Return the property that marks the effect of the current statement as applied."""
         return {STATEMENT: str(self._flow.time)}
 
     def _process_table_map(self, event: Any) -> Iterator[Batch]:
-        """Adopt a table's new columns; its collection evolves after earlier rows are durable."""
+        """Note a table's columns; if they changed, commit earlier rows and evolve the collection."""
         name = self._names.get((event.schema, event.table))
         relation = self._relations.get(event.table_id)
         if name is None or self._flow.is_known or (relation is not None and relation[0] == _get_table_signature(event)):
@@ -297,7 +297,7 @@ class BinlogStream:
         )
 
     def _list_generated(self, table: str, types: Mapping[str, Any], collection: Collection) -> list[str]:
-        """Return the generated columns of a table, which are not ingested."""
+        """Return the generated ones among columns that a collection does not have."""
         unknown = {name for name in types if name not in collection.schema.names}
         if not unknown:
             return []
@@ -312,7 +312,7 @@ class BinlogStream:
     def _follow_table(
         self, collection: Collection, table: str, have: Mapping[str, pa.DataType], types: Mapping[str, pa.DataType]
     ) -> None:
-        """Add, drop and widen columns as the table did. Older rows get the server's default."""
+        """Add, drop and widen columns of a collection as its table did."""
         added = {name: kind for name, kind in types.items() if name not in have}
         defaults = {}
         if added:
@@ -340,7 +340,7 @@ class BinlogStream:
         )
 
     def _get_table_rows(self, name: str, table: str) -> TableRows:
-        """Return the rows that collect a table's changes, made once."""
+        """Return the object that collects the changes of a table; make it at the first call."""
         schema = self._run.collections[name].schema
         types = {field: schema.arrow.field(field).type for field in schema.names}
         rows = self._flow.find_rows(name)
@@ -376,6 +376,7 @@ class BinlogStream:
                 yield from flow.commit_piece()
 
     def _commit_transaction(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
+        """End the current transaction, and note its position in the log."""
         if self._flow.is_inside:
             self._flow.moment_us = event.timestamp * 1_000_000
             self._gtids = self._after
@@ -386,6 +387,7 @@ class BinlogStream:
         return int(self._run.client.engine.clock.monotonic_s() * 1e6)
 
     def _advise_copy(self) -> str:
+        """Return the advice to copy all collections again."""
         return advise_copy(self._run.collections)
 
 
@@ -438,7 +440,7 @@ def _read_events(
 
 
 def _decode_rows(event: Any) -> list[tuple[list[Any] | None, list[Any] | None]]:
-    """Return the (old, new) rows of an event of rows."""
+    """Return the (old, new) rows of a row event."""
     columns, kind = event.columns, type(event).__name__
     if columns and columns[0].name is None:
         return []
@@ -456,16 +458,18 @@ def _decode_rows(event: Any) -> list[tuple[list[Any] | None, list[Any] | None]]:
 
 
 def _logs_all_columns(event: Any, places: Sequence[int]) -> bool:
-    """Return whether an event has all columns, old and new. A session may log fewer."""
+    """Return whether an event has the columns at `places`, old and new: sessions may log fewer."""
     bitmaps = [event.columns_present_bitmap, getattr(event, "columns_present_bitmap2", None)]
     return all(bits[at // 8] >> at % 8 & 1 for bits in bitmaps if bits is not None for at in places)
 
 
 def _get_table_signature(event: Any) -> Any:
+    """Return a value that changes when columns of a table change."""
     return event.schema, event.table, [(c.name, c.type, c.character_set_name) for c in event.columns]
 
 
 def _cast(value: Any, kind: pa.DataType, where: str) -> Any:
+    """Return a default of the server as a value of a type."""
     value = str(value) if pa.types.is_string(kind) else value
     try:
         return pa.array([value]).cast(kind)[0].as_py()
@@ -474,4 +478,5 @@ def _cast(value: Any, kind: pa.DataType, where: str) -> Any:
 
 
 def _as_text(value: Any) -> str:
+    """Return bytes or a text as text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -18,7 +18,7 @@ from persist.engine.read.results.result import require_package
 
 
 class PgAddress:
-    """A database by its URL; `name` has no secrets, and `library` is psycopg2."""
+    """The server and database of a URL; `name` has no secrets, `library` is psycopg2."""
 
     def __init__(self, url: str, application: str) -> None:
         """Parse a URL; `application` names our connections on the server."""
@@ -30,7 +30,7 @@ class PgAddress:
         self.name = f"postgres://{at}/{self._dsn.get('dbname', '')}"
 
     def open_connection(self, *, replication: bool = False) -> Any:
-        """Return a connection; for replication if that is set.
+        """Connect, and return the connection. `replication`: for the replication protocol.
 
         Raises Unavailable: the server does not answer, or does not let this user in.
         """
@@ -56,7 +56,7 @@ class PgAddress:
             raise self.make_unavailable(error) if self.is_lost(error) else error from None
 
     def is_lost(self, error: Any) -> bool:
-        """Return whether an error means that the server does not answer. Refusals are other errors.
+        """Return whether an error means that the server does not answer, and not that it refuses.
 
         A server that stops during replication sends an error without a code or a class.
         """
@@ -114,7 +114,7 @@ class SlotInUse(SourceBusy):
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table of a publication, as the server's catalog describes it now. `no_key`: why it has no key, or ""."""
+    """A table of a publication, as in the catalog now. `no_key`: why it has no key, or ""."""
 
     schema: str
     name: str
@@ -127,15 +127,17 @@ class PublishedTable:
 
     @property
     def full_name(self) -> str:
+        """The name of the table, with its schema unless that is public."""
         return self.name if self.schema == "public" else f"{self.schema}.{self.name}"
 
     @property
     def key(self) -> list[str]:
+        """The names of the columns that identify a row."""
         return [column.name for column in self.columns if column.is_key]
 
 
 class Database(PgAddress):
-    """Reads from the server's catalog which tables a publication has, and their columns."""
+    """A database whose publication is ingested: loads its tables, columns and types."""
 
     def __init__(self, config: PostgresConfig) -> None:
         super().__init__(config.source, "persist ingest")
@@ -180,6 +182,7 @@ class Database(PgAddress):
         return chosen
 
     def _check_columns(self, option: str, tables: list[PublishedTable]) -> None:
+        """Raise InvalidUsage if an option names a missing column, or excludes a key column."""
         tables_by_column = {f"{t.full_name}.{name}": t for t in tables for name in (*t.numbers, *t.generated)}
         for name in getattr(self.config, option):
             if name not in tables_by_column:
@@ -248,12 +251,12 @@ class Database(PgAddress):
     def load_types(
         self, cursor: Any, table: str, columns: Sequence[Column], key: Sequence[str] = ()
     ) -> dict[str, PgType]:
-        """Return the types of a table's columns as the server's catalog has them now."""
+        """Load and return the types of a table's columns, by name."""
         self.types.load(cursor, (column.type for column in columns))
         return self.find_types(table, columns, key)
 
     def find_types(self, table: str, columns: Sequence[Column], key: Sequence[str] = ()) -> dict[str, PgType]:
-        """Return the types of a table's columns, by name. Arrays and composites of its key stay text."""
+        """Return the loaded types of a table's columns, by name."""
         types = {}
         for column in self.select_columns(table, columns):
             type_ = self.types.make_type(column.type, column.modifier)

@@ -38,7 +38,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """The columns of a table, as the changes after this message have them."""
+    """A table and its columns, as all changes after this message have them."""
 
     id: int
     schema: str
@@ -114,6 +114,7 @@ def _parse_row(data: bytes, at: int) -> tuple[list[Any], int]:
 
 
 def _parse_text(data: bytes, at: int) -> tuple[str, int]:
+    """Parse text up to a zero byte; return it, and the position after it."""
     end = data.index(0, at)
     return data[at:end].decode(), end + 1
 

@@ -99,16 +99,16 @@ class Postgres(Source):
         return Target(name, key, types, bool(key), None, f"the table {table.full_name}", properties)
 
     def _make_slot_name(self, run: Run) -> str:
-        """Return the name of the replication slot for this location."""
+        """Return the slot's default name, from the location and the publication."""
         location = run.client.engine.follower.state.location
         assert location is not None, "its collections are there"
         name = f"persist_{location[:12]}_{self.config.publication}".lower()
         return re.sub(r"[^a-z0-9_]", "_", name)[:SLOT_CHARS_MAX]
 
     def _claim_slot(self, run: Run) -> None:
-        """Record that the slot belongs to this location, before it is created.
+        """Store on a collection that this location owns the slot, before creating it.
 
-        If the process is killed after that, a later one may drop the slot.
+        If the process is killed after that, a later process knows that it may drop the slot.
         """
         if self.config.slot is None:  # Its name has the location in it.
             return
@@ -224,7 +224,7 @@ class PostgresCopy:
         return parse_lsn(point) - 1, snapshot
 
     def _parse_copy(self, table: PublishedTable, source: Any, names: list[str]) -> Iterator[tuple[pa.Table, list[str]]]:
-        """Yield pieces of COPY output as tables, with the last key of each."""
+        """Yield the output of COPY as tables, with the last key of each."""
         import pyarrow.csv as pa_csv
 
         types = self.database.find_types(table.full_name, table.columns, table.key)
@@ -263,7 +263,7 @@ class PostgresCopy:
             ) from None
 
     def _load_attributes(self, table: PublishedTable) -> Attributes:
-        """Return the attributes that composites have now. The server writes values by them."""
+        """Return the attributes of composite types that values of the copy have."""
         with closing(self.database.open_connection()) as connection, connection.cursor() as cursor:
             types = self.database.load_types(cursor, table.full_name, table.columns, table.key)
         return Attributes().follow(types.values(), is_copy=True)

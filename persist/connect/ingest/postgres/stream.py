@@ -52,7 +52,7 @@ IDLE_SLOTS = (
 
 
 class Stream:
-    """The transactions of a publication, from the upper of its collections on."""
+    """Reads the transactions of a publication from a replication slot, as batches."""
 
     def __init__(self, database: Database, tables: Mapping[str, PublishedTable], slot: str, run: Run) -> None:
         self._database = database
@@ -88,14 +88,14 @@ class Stream:
                 self._looking.close()
 
     def _open_query(self) -> Any:
-        """Return a cursor that sees what is committed at each query."""
+        """Return a cursor, not of the slot's connection, that sees what is committed by now."""
         if self._looking is None:
             self._looking = self._database.open_connection()
             self._looking.autocommit = True
         return self._looking.cursor()
 
     def _start_replication(self, cursor: Any) -> tuple[int, int]:
-        """Check the slot and start to replicate; return the log's end and its moment."""
+        """Check the slot, and start to replicate; return the log's end, and its moment."""
         database, slot = self._database, self._slot
         with self._open_query() as query:
             query.execute(
@@ -183,7 +183,7 @@ class Stream:
         return max(0, int(self._cursor.wal_end) - self._flow.upper)
 
     def _process(self, data: bytes, cursor: Any) -> Iterator[Batch]:
-        """Process a message; yield batches that it completes."""
+        """Process a message of the server; yield batches that it completes."""
         if data[0] not in CHANGES:
             yield from self._process_control(data)
             return
@@ -194,7 +194,7 @@ class Stream:
                 cursor.send_feedback(force=True)
 
     def _process_control(self, data: bytes) -> Iterator[Batch]:
-        """Process a message that is not a change of a row."""
+        """Process a message other than the change of a row; yield batches that it completes."""
         kind, flow = data[0], self._flow
         if kind == 66:  # B
             time, moment_us, _ = parse_begin(data)
@@ -209,7 +209,7 @@ class Stream:
             )
 
     def _process_change(self, data: bytes) -> None:
-        """Add the change of a row to its table's rows."""
+        """Add a changed row to its table's uncommitted changes."""
         if self._flow.is_known:
             return
         try:
@@ -229,7 +229,7 @@ class Stream:
             self._flow.take(rows, old, new, is_key=is_key)
 
     def _process_relation(self, relation: Relation) -> Iterator[Batch]:
-        """Adopt a table's new columns; earlier rows become durable before its collection evolves."""
+        """Note a table's columns; if they changed, commit earlier rows and evolve the collection."""
         name = self._names.get((relation.schema, relation.name))
         if name is None:
             if self._database.config.tables is None:
@@ -269,7 +269,7 @@ class Stream:
     def _load_types(
         self, name: str, columns: list[Column]
     ) -> tuple[dict[str, pa.DataType], dict[str, PgType], Attributes, Attributes]:
-        """Load the types of a collection and of the catalog, and the stored and the present attributes."""
+        """Return types of a collection and its table, and their stored and present attributes."""
         collection = self._run.collections[name]
         have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
         with self._open_query() as query:
@@ -279,7 +279,7 @@ class Stream:
         return have, types, stored, stored.follow(types.values())
 
     def _refresh_types(self, name: str) -> None:
-        """Follow the attributes of composites, before values of the log are parsed."""
+        """Evolve a collection if attributes of its composite types have changed in the catalog."""
         if not self._attributes[name].numbers:
             return
         have, types, stored, attributes = self._load_types(name, self._columns[name])
@@ -291,7 +291,7 @@ class Stream:
         self._adopt_types(name, types, attributes)
 
     def _adopt_types(self, name: str, types: dict[str, PgType], attributes: Attributes) -> None:
-        """Let rows of a table have other fields inside of their columns."""
+        """Parse later values of a collection by these types and attributes."""
         self._types[name], self._attributes[name] = types, attributes
         self._layouts[name] = attributes.list_layouts(types.values())
         rows = self._flow.find_rows(name)
@@ -343,11 +343,12 @@ class Stream:
         return types, attributes
 
     def _load_column_numbers(self, collection: Collection) -> dict[str, int | None]:
+        """Return the numbers of columns in the catalog, as stored on a collection."""
         numbers: dict[str, int | None] = json.loads(collection.about.properties.get(COLUMNS, "{}"))
         return numbers
 
     def _query_column_numbers(self, relation: Relation) -> dict[str, int]:
-        """Return the catalog's column numbers of a table, by name, in order."""
+        """Return the numbers of a table's columns in the catalog, by name, in order."""
         sent = {column.name for column in relation.columns}
         with self._open_query() as query:
             query.execute(NUMBERS, (relation.id,))
@@ -362,6 +363,7 @@ class Stream:
 
 
 def _format_time(time: int) -> str:
+    """Return a time as a position of Postgres's log."""
     return f"LSN {format_lsn(time)}"
 
 
@@ -375,16 +377,17 @@ def _query_log_end(cursor: Any) -> tuple[int, int]:
 
 
 def _get_kinds(types: Mapping[str, PgType]) -> dict[str, pa.DataType]:
+    """Return the Arrow type of each column."""
     return {column: type_.kind for column, type_ in types.items()}
 
 
 def _keep_text(type_: PgType, kind: pa.DataType | None) -> PgType:
-    """Return TEXT for an array or composite that a collection has as text, such as of its key."""
+    """Return TEXT in place of a nested type that a collection has as text."""
     return TEXT if type_.is_nested and kind == pa.string() else type_
 
 
 def _find_inner_changes(columns: Iterable[tuple[str, pa.DataType, PgType]], stored: Attributes) -> dict[str, Any]:
-    """Return arguments of `evolve` that give stored columns their present inner fields."""
+    """Return arguments of `evolve` for the attributes of types that have changed."""
     changes: dict[str, Any] = {"add": {}, "drop": [], "rename": {}, "widen": {}}
     for column, kind, type_ in columns:
         node = make_node_before(column, kind, type_, stored)
@@ -402,7 +405,7 @@ def _find_renames(
     types: Mapping[str, PgType],
     now: Mapping[str, int],
 ) -> dict[str, str]:
-    """Return renamed columns, old to new. The catalog may be ahead of the log."""
+    """Return renamed columns, old to new, by their catalog numbers."""
     names = {number: name for name, number in now.items()}
     again = [old for old in have if old not in types and names.get(numbers.get(old) or 0, old) != old]
     renamed = {old: names[numbers[old] or 0] for old in again if names[numbers[old] or 0] in {*types} - {*have}}
@@ -420,7 +423,7 @@ def _find_renames(
 
 
 def _check_identity(name: str, table: str, relation: Relation, key: list[str] | None) -> None:
-    """Raise InvalidUsage unless old rows have their key, or all columns if key is None."""
+    """Raise InvalidUsage unless logged old rows have the key, or all columns if key is None."""
     sent = {column.name for column in relation.columns if column.is_key}
     if relation.identity == "f" or (key is not None and (relation.identity == "n" or {*key} <= sent)):
         return

@@ -3,13 +3,13 @@
 Composites become structs, and arrays become lists. Types without a counterpart stay text. A session with `SESSION`
 writes the texts: moments in UTC, dates as ISO writes them, bytes as hex, and floats with all digits.
 
-The log has a composite value as text, such as `(7,"Long Lane",)`, without the names of its attributes. The server does
-not report `ALTER TYPE` either. So the catalog is read after the values. It numbers attributes in the order in which
-they came, and keeps the numbers of dropped ones. A layout is the numbers of the attributes that a value has. The count
-of a value's fields selects its layout among the possible ones, and two layouts with one count are refused.
+The log has a composite value as text, such as `(7,"Long Lane",)`, without the names of its attributes, and it does not
+report `ALTER TYPE`. So the catalog is read after the values, and may be newer than them. The catalog numbers attributes
+in the order of their creation, and keeps the numbers of dropped ones. A *layout* is the numbers of the attributes that
+a value has. The count of fields in a value selects its layout among the possible ones; if two have this count, the
+value is refused.
 
-A change of an attribute is settled if it is before the `catalog_xmin` of the slot: the server decodes all that the slot
-has not confirmed by later catalogs.
+After a change of an attribute that is older than the slot's `catalog_xmin`, no value to come has the earlier layout.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,15 +45,15 @@ Layouts = Mapping[int, Sequence[tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """A column's type below its domains: a base type, an array, or a composite.
+    """The type of a column, domains resolved: a base type, an array, or a composite.
 
     Attributes:
-        kind: what it becomes.
-        element: the type of an array's elements.
-        attributes: of a composite, in their order.
-        dropped: numbers of attributes that a composite has lost, and some values to come may have.
-        added: all values to come are later than the addition of attributes up to this number.
-        has_counterpart: whether it means the same in Arrow, and is not just kept as text.
+        kind: its Arrow type.
+        element: the type of the elements of an array; otherwise None.
+        attributes: (name, number, type) of each attribute of a composite.
+        dropped: the numbers of dropped attributes, which values that are still in the log may have.
+        added: values that are still in the log are later than the creation of attributes up to this number.
+        has_counterpart: whether Arrow has such a type; otherwise values are kept as text.
     """
 
     oid: int
@@ -97,11 +97,11 @@ FROM reached JOIN pg_type t USING (oid)
 
 
 class TypeCatalog:
-    """The server's types, as of the last load.
+    """Types of the server's catalog, as of the last load.
 
     Attributes:
-        names: how SQL writes them.
-        slot: the replication slot whose log has the values to come.
+        names: the SQL names of types, by number.
+        slot: the replication slot from which values will be read.
     """
 
     def __init__(self) -> None:
@@ -110,13 +110,13 @@ class TypeCatalog:
         self.slot = ""
 
     def load(self, cursor: Any, oids: Iterable[int]) -> None:
-        """Load types and the types inside of them. Cost: a query."""
+        """Load types from the catalog, and the types inside of them. Cost: a query."""
         cursor.execute(_QUERY, (sorted({*oids}), self.slot))
         for oid, base, modifier, element, attributes, self.names[oid] in cursor.fetchall():
             self._rows[oid] = base, modifier, element, attributes or []
 
     def make_type(self, oid: int, modifier: int) -> PgType:
-        """Return a loaded type."""
+        """Return a loaded type by its number and modifier, such as a precision."""
         base, domain_modifier, element, rows = self._rows.get(oid, (0, -1, 0, []))
         if base:
             return self.make_type(base, domain_modifier if modifier == -1 else modifier)
@@ -133,7 +133,7 @@ class TypeCatalog:
 
 
 def _to_arrow_type(type_: int, modifier: int) -> pa.DataType:
-    """Return the Arrow type of a base type's number and modifier."""
+    """Return the Arrow type for the number and modifier of a base type; text if unknown."""
     if type_ == NUMERIC and modifier >= 4:
         precision, scale = (modifier - 4) >> 16 & 0xFFFF, (modifier - 4) & 0x7FF
         if precision <= _DIGITS_MAX and 0 <= scale <= precision:
@@ -142,11 +142,11 @@ def _to_arrow_type(type_: int, modifier: int) -> pa.DataType:
 
 
 class Attributes(StoredProperty, frozen=True):
-    """The attributes of composites that a collection has, by the type's number.
+    """The attribute numbers of composite types, as a collection has them.
 
     Attributes:
-        numbers: of each attribute, by name.
-        added: see `PgType`.
+        numbers: {type number: {name of an attribute: its number}}.
+        added: {type number: as in `PgType`}.
     """
 
     NAME = "ingest.attributes"
@@ -155,7 +155,7 @@ class Attributes(StoredProperty, frozen=True):
     added: dict[int, int] = msgspec.field(default_factory=dict)
 
     def follow(self, types: Iterable[PgType], *, is_copy: bool = False) -> Self:
-        """Return the attributes that types have now. Values that come after a copy have all that it has."""
+        """Return the attributes that types have now."""
         numbers, added = dict[int, dict[str, int]](), dict[int, int]()
         for type_ in _find_composites(types):
             numbers[type_.oid] = {name: number for name, number, _ in type_.attributes}
@@ -164,16 +164,17 @@ class Attributes(StoredProperty, frozen=True):
         return type(self)(numbers, added)
 
     def list_layouts(self, types: Iterable[PgType]) -> Layouts:
-        """Return the layouts that values of composites may have."""
+        """Return by type number the attribute numbers that a value to come may have."""
         return {type_.oid: _list_layouts(type_, self.added[type_.oid]) for type_ in _find_composites(types)}
 
 
 def _find_composites(types: Iterable[PgType]) -> list[PgType]:
+    """Return all composite types in types, and inside of them."""
     return [type_ for column in types for _, type_ in column.walk() if type_.attributes]
 
 
 def _list_layouts(type_: PgType, added: int) -> list[tuple[int, ...]]:
-    """Return the layouts of a composite: attributes came in the order of numbers, and went in any order."""
+    """Return the possible sequences of attribute numbers in a value of a composite type."""
     if len(type_.dropped) > DROPPED_MAX:
         return []
     numbers = sorted([*type_.dropped, *(number for _, number, _ in type_.attributes)])
@@ -187,7 +188,7 @@ def _list_layouts(type_: PgType, added: int) -> list[tuple[int, ...]]:
 
 
 def make_node_before(name: str, kind: pa.DataType, now: PgType | None, known: Attributes, number: int = COLUMN) -> Node:
-    """Return the node of a collection's column, with the numbers of attributes that the collection has."""
+    """Return a collection's column as a tree of fields, identified by attribute numbers."""
     inner: list[Node] = []
     if now is not None and now.element is not None and pa.types.is_list(kind):
         inner = [make_node_before("element", kind.value_type, now.element, known, 0)]
@@ -201,7 +202,7 @@ def make_node_before(name: str, kind: pa.DataType, now: PgType | None, known: At
 
 
 def make_node_now(name: str, type_: PgType, number: int = COLUMN) -> Node:
-    """Return the node of a type, with the numbers of attributes."""
+    """Return a table's column as a tree of fields, identified by attribute numbers."""
     inner = [make_node_now(*attribute_of) for attribute_of in ((n, t, at) for n, at, t in type_.attributes)]
     if type_.element is not None:
         inner = [make_node_now("element", type_.element, 0)]
@@ -209,7 +210,7 @@ def make_node_now(name: str, type_: PgType, number: int = COLUMN) -> Node:
 
 
 def parse_texts(texts: pa.Array, type_: PgType, where: str, layouts: Layouts) -> pa.Array:
-    """Return Postgres texts as an array of a type. `layouts` has the possible ones of composites."""
+    """Parse Postgres's texts as an array of a type; `layouts` as of `Attributes.list_layouts`."""
     try:
         if type_.element is not None:
             return _parse_lists(texts, type_.element, where, layouts)
@@ -228,7 +229,7 @@ def parse_texts(texts: pa.Array, type_: PgType, where: str, layouts: Layouts) ->
 
 
 def _parse_scalars(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the texts of Postgres as values of a flat type."""
+    """Parse Postgres's texts as values of a flat type."""
     if pa.types.is_string(kind):
         return texts
     if pa.types.is_boolean(kind):
@@ -254,7 +255,7 @@ def _parse_scalars(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _parse_lists(texts: pa.Array, element: PgType, where: str, layouts: Layouts) -> pa.Array:
-    """Return the texts of arrays as lists. A list has one dimension, and begins at 1."""
+    """Parse the texts of arrays as lists; an array has one dimension, and begins at 1."""
     from psycopg2.extensions import UNICODEARRAY
 
     lists: list[list[Any] | None] = []
@@ -268,7 +269,7 @@ def _parse_lists(texts: pa.Array, element: PgType, where: str, layouts: Layouts)
 
 
 def _parse_composites(texts: pa.Array, type_: PgType, where: str, layouts: Layouts) -> pa.Array:
-    """Return the texts of composites as structs. An attribute that a value lacks is NULL."""
+    """Parse the texts of composites as structs; an attribute that a value lacks is NULL."""
     from psycopg2.extras import CompositeCaster
 
     if pc.any(pc.match_substring(texts, '"')).as_py():
@@ -294,7 +295,7 @@ def _parse_composites(texts: pa.Array, type_: PgType, where: str, layouts: Layou
 
 
 def _find_layout(count: int, type_: PgType, where: str, layouts: Layouts) -> Sequence[int]:
-    """Return the only layout with a count of attributes."""
+    """Return the attribute numbers of a value with `count` fields; raise InvalidUsage if ambiguous."""
     possible = {layout for layout in layouts[type_.oid] if len(layout) == count}
     if len(possible) != 1:
         raise InvalidUsage(

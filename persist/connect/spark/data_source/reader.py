@@ -12,9 +12,8 @@ client open. For tasks, Spark pickles another instance of the reader. So the rea
 on the driver, not in the constructor. It checks options then, too, because PySpark replaces an error of the constructor
 by its own (4.3: `UnboundLocalError`).
 
-Spark's kinds of limits for a micro-batch do not include a range of times. A batch without a limit (as with
-Trigger.Once) is known by the kind of limit that Spark passes. Any other limit that Spark passes means that the limits
-of the options apply.
+Spark has no limit of a micro-batch by times. If Spark passes `ReadAllAvailable`, as for Trigger.Once, a batch has no
+limit. If it passes another limit, the limits of the options apply.
 """
 
 import logging
@@ -56,7 +55,7 @@ from persist.engine.read.results.snapshot import Snapshot
 
 
 class PersistReader(DataSourceReader):
-    """Reads a snapshot or changes of one collection."""
+    """Reads a snapshot, changes or events of one collection, as a batch."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -64,7 +63,7 @@ class PersistReader(DataSourceReader):
         self._filters: list[Filter] = []
 
     def partitions(self) -> list[InputPartition]:
-        """Return the slices to read, planned on the driver; raises what `Collection.snapshot` and `changes` raise."""
+        """Plan the read on the driver; return its slices, one for each task."""
         options = self._options
         with surface_errors(), read_engine(options.location, options.storage) as engine:
             handle = load_handle(engine, options.collection)
@@ -105,7 +104,7 @@ class PushingReader(PersistReader):
     """A `PersistReader` for sessions with filter push-down; PySpark refuses `pushFilters` in others."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Use filters to read less; return all of them, so that Spark applies them too (see this module's head)."""
+        """Keep filters to read less; return all, because Spark has to apply them as well."""
         self._filters = filters
         return filters
 
@@ -113,7 +112,7 @@ class PushingReader(PersistReader):
 def plan_read(
     handle: CollectionHandle, options: ReadOptions, names: tuple[str, ...] | None
 ) -> Snapshot | Changes | Upserts:
-    """Return what to read, with only the columns in `names`; None for the columns of the options."""
+    """Return the planned read that options describe, with only the columns in `names`, if any."""
     options = _resolve_at_seqno(options, handle)
     columns = options.columns
     if names is not None and options.form != "transitions":
@@ -130,7 +129,7 @@ def plan_read(
 
 
 def _resolve_at_seqno(options: ReadOptions, handle: CollectionHandle) -> ReadOptions:
-    """Return options with their times resolved at their seqno.
+    """Return options with times in place of words and tags, as of the record `seqno`.
 
     Contents as of a sealed time do not change, so after that they can be read from the newest state.
 
@@ -152,6 +151,7 @@ def _resolve_at_seqno(options: ReadOptions, handle: CollectionHandle) -> ReadOpt
 
 
 def _log_plan(result: Snapshot | Changes | Upserts, scan: Scan, slices: int) -> None:
+    """Log which slices a read has, and how many parts were pruned."""
     pruned = {"filters": len(result.scan.all_parts) - len(scan.all_parts)}
     if isinstance(result, Snapshot):
         pruned |= {by: count for by, count in result.explain().pruned.items() if by != "filter"}
@@ -177,7 +177,7 @@ GAP = (date(1582, 10, 5), date(1582, 10, 24))
 
 
 def make_pruning_filter(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression | None:
-    """Return an expression that is true for all rows that may pass the filters; None if all may.
+    """Return an expression that is true for all rows that pass the filters; None if it prunes nothing.
 
     `_time` and `_diff` are not in the schema: a filter on them is for summed rows, and would drop parts of the sums.
     """
@@ -190,7 +190,7 @@ def make_pruning_filter(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.E
 
 
 def _to_term(spark_filter: ds.Filter, schema: pa.Schema) -> Term | None:
-    """Return a filter of Spark as a term; None if it cannot prune."""
+    """Return a filter of Spark as an expression; None if it cannot prune."""
     if isinstance(spark_filter, ds.Not):
         # Any other filter may let more rows pass here than in Spark, so its negation may let fewer pass.
         child = spark_filter.child
@@ -215,7 +215,7 @@ def _to_term(spark_filter: ds.Filter, schema: pa.Schema) -> Term | None:
 
 
 def _convert_value(spark_filter: ds.Filter, type_: pa.DataType) -> Any:
-    """Return the filter's value as the column's type; None without an exact counterpart."""
+    """Return a filter's value in the column's type; None if that would change it."""
     value = getattr(spark_filter, "value", None)
     if value is None or pt.is_nested(type_):
         return None
@@ -243,7 +243,7 @@ logger = logging.getLogger(__name__)
 
 
 class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads one collection as a stream; see `persist.connect.spark.options`."""
+    """Reads one collection as a stream: the driver plans micro-batches, tasks read slices."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._given = dict(options)
@@ -260,7 +260,7 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits == NO_LIMITS else ReadMaxRows(limits.updates or COUNT_MAX)
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # type: ignore[override, unused-ignore]
-        """Return the end of the micro-batch from start: the last sealed time, or a limit."""
+        """Return the offset at which a micro-batch ends: the last sealed time, or a limit."""
         with surface_errors():
             limits = NO_LIMITS if isinstance(limit, ReadAllAvailable) else self._options.limits
             return self._source.find_next_offset(Offset.of(start), limits).to_json()
@@ -292,7 +292,7 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._source.commit(Offset.of(end))
 
     def stop(self) -> None:
-        """End the lease and close the client; the permanent hold stays. An error here must not hide why Spark stops."""
+        """End the lease and close the client; the permanent hold stays."""
         opened, self._opened = self._opened, None
         if opened is not None:
             try:
@@ -302,10 +302,12 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _options(self) -> StreamOptions:
+        """The checked options."""
         return StreamOptions.of(self._given)
 
     @property
     def _source(self) -> StreamSource:
+        """The planner of micro-batches, which opens the location at the first call."""
         if self._opened is None:
             self._opened = StreamSource(self._options)
         return self._opened

@@ -60,7 +60,7 @@ _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class PersistDataSource(DataSource):
-    """A collection as a table; its options are in `persist.connect.spark.options`."""
+    """`format("persist")`: a collection as a table; `persist.connect.spark.options` has its options."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
@@ -72,7 +72,7 @@ class PersistDataSource(DataSource):
         return "persist"
 
     def schema(self) -> StructType:
-        """Return the collection's columns as Spark types, with `_time` and `_diff` if the form has them.
+        """Return the columns of the read as Spark types, and fix its time and schema version.
 
         The latest time and the version of the schema are chosen here, once. So all plans of one DataFrame read the
         same, even if the collection changes meanwhile.
@@ -110,7 +110,7 @@ class PersistDataSource(DataSource):
                 return spark_schema(pa.schema([fields[n] for n in (*names, *extra)]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader; only PySpark's planning worker calls this."""
+        """Return the batch reader; with filter push-down, if the session enables it."""
         # PySpark refuses a reader that can take filters if the session's push-down is off. Only the name of the calling
         # module shows whether it is on. Should PySpark rename that module, nothing is lost but push-down.
         caller = sys._getframe(1).f_globals.get("__spec__")
@@ -122,6 +122,7 @@ class PersistDataSource(DataSource):
         return PersistStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer that the options and the mode demand; create a collection if they have a key."""
         with surface_errors():
             options = WriteOptions.of(self.options)
             if options.key is not None:
@@ -139,6 +140,7 @@ class PersistDataSource(DataSource):
             return PersistWriter(DataFrameWrite.append(options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return the writer of a stream; raise InvalidUsage for outputMode("complete")."""
         with surface_errors():
             if overwrite:
                 raise InvalidUsage(
@@ -169,7 +171,7 @@ def register_with_active_session() -> None:
 
 
 def read_by_source(spark: SparkSession, address: CollectionAddress, **options: Any) -> DataFrame:
-    """Return what `format("persist")` reads of a collection; options that are None are left out."""
+    """Return the DataFrame of `format("persist")` for a collection; options that are None are left out."""
     spark.dataSource.register(PersistDataSource)
     texts = {f"{STORAGE}{name}": value for name, value in address.storage.items()} | {"collection": address.collection}
     texts |= {name: value for name, value in options.items() if value is not None}
@@ -177,9 +179,9 @@ def read_by_source(spark: SparkSession, address: CollectionAddress, **options: A
 
 
 def _check_read(handle: CollectionHandle, options: ReadOptions) -> int | None:
-    """Check a read, and return the time of its contents; None for changes.
+    """Check the options of a read; return the time of a snapshot, or None.
 
-    Also None if the time is not sealed yet: the reader waits for it later, and a stream does not wait.
+    None for changes, and for a time that is not sealed yet: the reader waits for it later.
     """
     try:
         result = plan_read(handle, replace(options, timeout_s=0), None)

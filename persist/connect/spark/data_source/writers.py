@@ -8,10 +8,10 @@ A data source cannot make Spark range and sort rows by key: the caller does that
 any order are correct. If they are sorted by key, the parts of the write do not overlap, so nothing needs to be merged
 later.
 
-Overwriting writes the difference between a collection and a DataFrame. History is never rewritten. At one time, records
-that are missing in the DataFrame are retracted, and its new records are inserted. A record with the same count in both
-is not touched. Tasks of `df.write` can only upload the new rows. So the driver merges them with the present contents,
-slice by slice of the key space, within the memory budget of a client. `persist.spark.write` does it in tasks.
+Overwriting commits the difference between a collection and a DataFrame at one time, and history stays. Records that
+are missing in the DataFrame are retracted, and its new records are inserted. A record with the same count in both
+stays. Tasks of `df.write` can only upload the new rows. So the driver merges them with the present contents, slice by
+slice of the key space, within the memory budget of a client. `persist.spark.write` does it in tasks.
 
 Tasks send the events of keyed collections to the driver, because a data source cannot make Spark bring all events of a
 key together. `persist.spark.upsert` takes batches that are too large for the driver.
@@ -75,9 +75,9 @@ TASK_BYTES_MAX, ROWS_BYTES_MAX = 64 << 20, 256 << 20
 
 @dataclass
 class Answer(WriterCommitMessage):
-    """The result of one task: its uploads, and for a stream the batch and the collection.
+    """The message of a task to the driver: its uploads; for a stream, also its batch and collection.
 
-    Spark commits with another writer object than tasks have, so the collection is checked: it may be a new one by then.
+    The driver compares the collection, which may have been dropped and created again while tasks ran.
     """
 
     uploaded: Uploaded
@@ -87,7 +87,7 @@ class Answer(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class DataFrameWrite:
-    """A batch write that the driver has planned, and the meaning of its rows."""
+    """A planned batch write, and how rows of the DataFrame become updates."""
 
     planned: PlannedWrite
     rows: Rows
@@ -95,7 +95,7 @@ class DataFrameWrite:
 
     @classmethod
     def append(cls, options: WriteOptions, schema: StructType, *, folds: bool = True) -> "DataFrameWrite":
-        """Return the plan to append rows; check what can be checked before any task starts."""
+        """Plan to append rows; check what can be checked before any task starts."""
         with explain_missing_collection(options.collection):
             planned = PlannedWrite.append(
                 options, has_times="_time" in match_names(schema.names, RESERVED, folds=folds)
@@ -106,7 +106,7 @@ class DataFrameWrite:
     def overwrite(
         cls, options: WriteOptions, schema: StructType, where: str | None = None, *, folds: bool = True
     ) -> "DataFrameWrite":
-        """Return the plan to make the contents equal to a DataFrame.
+        """Plan to make the contents equal to a DataFrame, or the part that `where` selects.
 
         By default, the time is the commit's, which seals it. Raises UpdatesBeyondUpper: another writer appends.
         """
@@ -128,6 +128,7 @@ class DataFrameWrite:
 
     @classmethod
     def _make(cls, planned: PlannedWrite, schema: StructType, column: str | None, *, folds: bool) -> "DataFrameWrite":
+        """Return a checked write; raise InvalidUsage for a keyed collection."""
         if planned.target.keyed is not None:
             raise InvalidUsage(
                 f"the collection {planned.target.name!r} is keyed, so only events change it: give them with "
@@ -140,7 +141,7 @@ class DataFrameWrite:
 
     @property
     def task(self) -> UploadTask:
-        """The work of each task; only the digest if the write was done before."""
+        """The work of each task; only a digest if the token was used before."""
         planned = self.planned
         return UploadTask(planned.target, self.rows, digest_by=planned.digest_columns, only_digest=planned.is_done)
 
@@ -148,7 +149,7 @@ class DataFrameWrite:
 def create_target(
     options: WriteOptions, schema: StructType, *, timeline: Any = ..., is_new: bool = False, folds: bool = True
 ) -> None:
-    """Create the collection that a DataFrame is written to. It may exist with this key, unless `is_new`."""
+    """Create the collection of a write; it may exist with this key, unless `is_new`."""
     assert options.key is not None, "only a write with a key creates"
     with open_engine(options.location, options.storage) as engine:
         is_there = options.collection in engine.names()
@@ -174,13 +175,13 @@ class PersistWriter(DataSourceArrowWriter):
         return Answer(self._task.run(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Commit all parts, and the seal if there is one, as one record."""
+        """Commit the parts of all tasks, and a seal if the options have one, as one record."""
         uploaded = combine_uploads(messages)
         with surface_errors():
             self._planned.commit(uploaded.parts, uploaded.digest)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete the parts of tasks if one failed, so that the commit was not tried.
+        """Delete the parts of tasks after one of them failed.
 
         If `commit` failed, it has deleted the parts itself, unless its outcome is unknown. Then the parts stay, because
         a record may name them. `Client.gc` deletes them if none does.
@@ -190,14 +191,14 @@ class PersistWriter(DataSourceArrowWriter):
 
 
 class OverwritingWriter(PersistWriter):
-    """Makes a collection equal to a DataFrame, as one commit of the difference."""
+    """Makes a collection equal to a DataFrame, by one commit of the difference."""
 
     def __init__(self, write: DataFrameWrite) -> None:
         super().__init__(write)
         self._multiset = write.multiset
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Upload and commit the difference; do it again if another writer commits first.
+        """Upload and commit the difference; begin again if another writer commits first.
 
         Raises:
             Conflict: another writer writes to the collection, and the options fix the time.
@@ -210,7 +211,7 @@ class OverwritingWriter(PersistWriter):
                 self.abort(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete the blobs of tasks, which no record ever names."""
+        """Delete the tasks' parts, which are never committed."""
         discard(self._planned.target, messages)
 
 
@@ -220,13 +221,13 @@ def combine_uploads(messages: Iterable[WriterCommitMessage | None]) -> Uploaded:
 
 
 def discard(target: Target, messages: Iterable[WriterCommitMessage | None]) -> None:
-    """Delete the parts of tasks, which no record names or will name."""
+    """Delete the parts that tasks have uploaded, which no record names."""
     with surface_errors(), target.open_writer() as writer:
         writer.discard(combine_uploads(messages).parts)
 
 
 def commit_difference(planned: PlannedWrite, new: Uploaded, *, multiset: bool) -> None:
-    """Commit the difference between the contents and the uploaded rows; do it again if another writer commits first."""
+    """Commit the difference of contents and uploaded rows; begin again after another commit."""
 
     def attempt(planned: PlannedWrite) -> None:
         parts = () if planned.is_done else _upload_difference(planned, new.parts, multiset=multiset)
@@ -236,7 +237,7 @@ def commit_difference(planned: PlannedWrite, new: Uploaded, *, multiset: bool) -
 
 
 def _upload_difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool) -> tuple[Part, ...]:
-    """Upload the updates that turn the present contents into the rows of parts; return their descriptors."""
+    """Upload the updates that turn the present contents into the rows of `parts`."""
     time, target = planned.time, planned.target
     assert time is not None, "an overwrite has one time"
     with ExitStack() as stack:
@@ -267,14 +268,14 @@ def _upload_difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset
 
 
 def find_replaced_time(planned: PlannedWrite) -> int | None:
-    """Return the last sealed time, whose contents are replaced; None if nothing is sealed."""
+    """Return the last sealed time, whose contents a write replaces; None if nothing is sealed."""
     assert planned.upper != END, "a collection that is complete is not overwritten"
     return planned.upper - 1 if planned.upper else None
 
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """The rows of one task as an Arrow stream, and the micro-batch that they belong to."""
+    """The rows of a task as an Arrow stream, sent to the driver; for a stream, also its batch."""
 
     rows: bytes | None
     size: int
@@ -290,13 +291,14 @@ class Sent(WriterCommitMessage):
 
 
 def receive_rows(messages: Iterable[WriterCommitMessage | None], schema: StructType, what: str) -> pa.Table:
-    """Return the rows that all tasks have sent; raises InvalidUsage if they are too many."""
+    """Return the rows in all messages as a table; raise InvalidUsage if they are too large."""
     sent = [message for message in messages if isinstance(message, Sent)]
     _check_size(sum(message.size for message in sent), ROWS_BYTES_MAX, what)
     return unpack_rows(schema, [message.rows for message in sent if message.rows is not None])
 
 
 def _check_size(size: int, most: int, what: str) -> None:
+    """Raise InvalidUsage if events are too large for the driver."""
     if size > most:
         raise InvalidUsage(
             f"{what} {size:,} bytes of events, and the data source takes {most:,} to the driver. Use "
@@ -314,11 +316,11 @@ class UpsertWriter(DataSourceArrowWriter):
         self._work = plan_events(options, schema, collects=options.late in ("drop", "collect"))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of one task."""
+        """Send the rows of one task to the driver."""
         return Sent.of(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Commit all rows, and the seal if the options have one; raises what rejects it."""
+        """Commit all rows as events, and a seal if the options have one."""
         with surface_errors(), open_for_writing(self._work.target.location, self._work.target.storage) as engine:
             if self._work.is_done:
                 seal_committed(engine, self._work)
@@ -327,11 +329,11 @@ class UpsertWriter(DataSourceArrowWriter):
                 commit_events(engine, self._work, rows, late_to=self._late_to)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing is to be undone: tasks store nothing."""
+        """Do nothing, because tasks store nothing."""
 
 
 class PersistStreamWriter(DataSourceStreamArrowWriter):
-    """Appends micro-batches to a collection; Spark makes one for each batch, and one to commit."""
+    """Appends micro-batches to a collection; tasks and driver have an object each."""
 
     def __init__(self, options: StreamWriteOptions, schema: StructType) -> None:
         """Load the collection and check that the DataFrame fits it, before any task starts."""
@@ -363,13 +365,13 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
                 commit_batch(engine, mark, [Share(target, [*uploaded.parts])], self._times)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Delete the parts of tasks if one failed; see `PersistWriter.abort`. The next run reads the log."""
+        """Delete the parts of tasks after one of them failed; see `PersistWriter.abort`."""
         if not all(messages):
             discard(self._task.target, messages)
 
 
 class UpsertStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a query to a keyed collection; tasks send rows as with `UpsertWriter`."""
+    """Writes micro-batches of events to a keyed collection; tasks send rows to the driver."""
 
     def __init__(self, options: StreamWriteOptions, schema: StructType) -> None:
         """Load the collection and check that the DataFrame fits it, before any task starts."""
@@ -382,7 +384,7 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
         self._work = plan_events(to, schema, is_plain=self._times.is_plain)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of one task."""
+        """Send the rows of one task to the driver."""
         return Sent.of(iterator, _read_task_mark(self._first))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -395,11 +397,11 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
                 commit_keyed_batch(engine, mark, self._work, rows, self._times, Replanning(self._work))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is to be undone: tasks store nothing."""
+        """Do nothing, because tasks store nothing."""
 
 
 def _read_task_mark(first: int) -> Mark:
-    """Return the query, batch and run of this task; first as in `Mark`."""
+    """Return the query, batch and run of this task, from its local properties."""
     context = TaskContext.get()
     names = ("sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id")
     query, batch, run = (context.getLocalProperty(name) if context is not None else None for name in names)
@@ -409,7 +411,7 @@ def _read_task_mark(first: int) -> Mark:
 
 
 def _get_common_mark(messages: list[WriterCommitMessage | None], batch: int) -> Mark | None:
-    """Return the mark of all messages of a batch; None without messages."""
+    """Return the query, batch and run that all messages of a batch name; None without messages."""
     marks = {message.mark for message in messages if isinstance(message, Answer | Sent)}
     assert len(marks) < 2, "messages are of one batch"
     mark = next(iter(marks), None)

@@ -24,7 +24,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import scala.Option;
 
 /**
- * The contents of a collection as of a time. {@link Rewrite} puts a plan of Spark's own operators in their place.
+ * The contents of a collection as of a time, as a table. {@link Rewrite} replaces it by a plan of Spark's own operators.
  *
  * <p>A DataFrame of {@code persist.spark.snapshot} has a planner of its own, which lives as long as its plan.
  */
@@ -39,13 +39,13 @@ class Contents implements SupportsRead {
     this.planner = planner;
   }
 
-  /** Return the DataFrame of a planner; Python calls this. */
+  /** Return a DataFrame that reads contents by its own planner; Python calls this. */
   public static Dataset<Row> frame(SparkSession session, Planner planner, String description) {
     Contents contents = new Contents(Python.parse(description), planner);
     return Dataset.ofRows(session, DataSourceV2Relation.create(contents, Option.empty(), Option.empty()));
   }
 
-  /** Return the rows of a call about these contents; null if there are none. */
+  /** Call the planner about these contents; return the rows that it answers, or null. */
   Dataset<Row> rows(String call, Object... pairs) {
     return Python.rows(planner, call, arguments(pairs));
   }
@@ -57,7 +57,7 @@ class Contents implements SupportsRead {
     return all;
   }
 
-  /** Return the key columns, if a query of some keys is a look-up; otherwise none. */
+  /** Return the key columns by which Python can look rows up; none if it cannot. */
   List<String> keys() {
     return Arrays.asList(Python.convert(description.get("keys"), String[].class));
   }
@@ -77,7 +77,7 @@ class Contents implements SupportsRead {
     return EnumSet.of(TableCapability.BATCH_READ);
   }
 
-  /** Return what DESCRIBE EXTENDED asks for the size. Nothing is read by it. */
+  /** Return a scan that only knows the size of contents, for DESCRIBE EXTENDED; it cannot read. */
   @Override
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
     return Size::new;

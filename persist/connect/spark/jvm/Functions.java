@@ -4,7 +4,7 @@ import java.util.function.Function;
 import scala.runtime.AbstractFunction1;
 import scala.runtime.AbstractPartialFunction;
 
-/** Functions of Java as those of Scala. */
+/** Converts functions of Java to functions of Scala. */
 final class Functions {
   private Functions() {}
 
@@ -17,7 +17,7 @@ final class Functions {
     };
   }
 
-  /** Return a partial function that is defined wherever the given one does not return null. */
+  /** Return a partial function, which is undefined where the function returns null. */
   static <A> AbstractPartialFunction<A, A> where(Function<A, A> function) {
     return new AbstractPartialFunction<>() {
       @Override

@@ -17,7 +17,7 @@ import scala.collection.immutable.Seq;
 /**
  * Whether a key is in a sorted array, which a subquery computes once for a query. NULL is not in it.
  *
- * <p>Generated code remembers the place of the last key, see {@link SortedKeys}.
+ * <p>Generated code remembers where it found the last key, and begins there; see {@link SortedKeys}.
  */
 public final class IsAmong extends Expression implements Serializable {
   private final Expression keys;

@@ -25,10 +25,11 @@ import scala.Option;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * The rule that makes a join with the keys of a tail a filter by {@link IsAmong}, after conditions were pushed down.
+ * The rule that replaces a join with the keys of a tail by a filter with {@link IsAmong}.
  *
- * <p>The names of its columns mark such a join (see {@code read_functions/plans.py}). The join would search a hash table
- * for each row, and the tables of large tails do not fit the caches of a processor.
+ * <p>{@code read_functions/plans.py} marks such joins by the names of columns. A join would search a hash table for each
+ * row, and the hash tables of large tails do not fit the caches of a processor. The rule runs after Spark has pushed
+ * conditions down.
  */
 final class KeyFilter extends Rule<LogicalPlan> {
   private static final String GONE = "_persist_gone_";
@@ -38,6 +39,7 @@ final class KeyFilter extends Rule<LogicalPlan> {
     return plan.transformUpWithSubqueries(Functions.where(KeyFilter::filter));
   }
 
+  /** Return the filter in place of a marked join; null for other nodes. */
   private static LogicalPlan filter(LogicalPlan node) {
     if (!(node instanceof Join join)) return null;
     boolean isAnti = join.joinType() == LeftAnti$.MODULE$;
@@ -59,7 +61,7 @@ final class KeyFilter extends Rule<LogicalPlan> {
     return new Filter(isAnti ? new Not(isAmong) : isAmong, join.left());
   }
 
-  /** Return the one key, or a struct of several. */
+  /** Return a single key column as it is, several as a struct. */
   private static Expression keyOf(scala.collection.immutable.Seq<Expression> terms) {
     if (terms.length() == 1) return terms.head();
     List<Expression> named = new ArrayList<>();

@@ -38,21 +38,21 @@ import scala.Option;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * The join of MERGE INTO, in which only the range of the source's keys is read of the target.
+ * Limits MERGE INTO to the range of keys that its source has: only this range of the target is read.
  *
- * <p>Parts are sorted by key, so the scan skips row groups outside of it. The source is read twice. So it has to consist
- * of files, tables of ours and rows of the driver, and of operators that return the same rows each time. A small job
- * finds its range while the statement is planned.
+ * <p>A small job finds the range while the statement is planned. Parts are sorted by key, so the scan skips row groups
+ * outside of the range. The source is read twice, and must return the same rows each time. So it may only consist of
+ * files, tables of persist, rows of the driver, and deterministic operators.
  */
 final class KeyRange {
   private KeyRange() {}
 
-  /** Return a join whose target has a condition on the range; null for others. */
+  /** Return the join with a condition on the key of its target; null for other nodes. */
   static LogicalPlan limit(LogicalPlan node) {
     if (!(node instanceof Join join) || join.condition().isEmpty()) return null;
     boolean dropsTarget = join.joinType() == Inner$.MODULE$ || join.joinType() == RightOuter$.MODULE$;
     if (!dropsTarget || !isFixed(join.right())) return null;
-    // The source may join, count or cut tables of ours, all of whose rows matter.
+    // Only the target is limited: the source may join, count or limit other tables of persist.
     LogicalPlan below = join.left();
     while (below instanceof Project || below instanceof Filter || Rewrite.isName(below)) below = below.children().head();
     if (!(below instanceof DataSourceV2Relation target && target.table() instanceof RowLevelOperationTable operation
@@ -67,6 +67,7 @@ final class KeyRange {
     return null;
   }
 
+  /** Return the condition for the least and greatest key of the source; null if there is none. */
   private static Expression range(Expression term, PersistTable table, DataSourceV2Relation target, LogicalPlan source) {
     String key = table.properties().getOrDefault("key", "").split(",")[0];
     if (!(term instanceof EqualTo equal)) return null;
@@ -80,19 +81,20 @@ final class KeyRange {
     LogicalPlan plan = new Aggregate(Rewrite.seq(List.of()), Rewrite.seq(ends), source, Option.empty());
     Row found = Dataset.ofRows(SparkSession.active(), plan).collectAsList().get(0);
     if (found.isNullAt(0)) return Literal.FalseLiteral();
-    // A byte that is no UTF-8 becomes this character here, which is greater.
+    // Invalid UTF-8 becomes this character here, and then the end of the range is wrong.
     if (found.get(0) instanceof String least && (least + found.get(1)).contains("\uFFFD")) return null;
     return new And(new GreaterThanOrEqual(column, Literal.create(found.get(0), other.dataType())),
         new LessThanOrEqual(column, Literal.create(found.get(1), other.dataType())));
   }
 
-  /** Return whether a term is a column, so that it has no errors which a condition would prevent. */
+  /** Return whether a term is a column, or a column in an exact cast, so that computing it early cannot fail. */
   private static boolean isColumn(Expression term) {
     return term instanceof Attribute
         || term instanceof Cast cast && cast.child() instanceof Attribute from
             && KeySearch.isExact(from.dataType(), cast.dataType());
   }
 
+  /** Return whether Java and Parquet order values of a type alike. */
   private static boolean isOrdered(DataType type) {
     return type instanceof IntegralType || type.equals(DataTypes.StringType);
   }
@@ -101,6 +103,7 @@ final class KeyRange {
     return Rewrite.alias(function.toAggregateExpression(), name);
   }
 
+  /** Return whether a plan returns the same rows each time. */
   private static boolean isFixed(LogicalPlan plan) {
     boolean isKnown = plan instanceof Project || plan instanceof Filter || plan instanceof Union || Rewrite.isName(plan)
         || plan instanceof LocalRelation || plan instanceof Range

@@ -24,17 +24,17 @@ import org.apache.spark.unsafe.types.UTF8String;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * A query of certain keys: {@code WHERE id = 5}, {@code WHERE a = 'x' AND b IN (1, 2)}.
+ * Looks up the rows of a query for certain keys: {@code WHERE id = 5}, {@code WHERE a = 'x' AND b IN (1, 2)}.
  *
- * <p>Python looks these keys up while the query is planned, so no job of Spark reads. The condition stays above the rows
- * that are found, and the rows need only include all that it passes.
+ * <p>Python looks these keys up while the query is planned, so no job of Spark reads the collection. The condition stays
+ * in the query, so it is correct if Python returns too many rows.
  */
 final class KeySearch {
   private static final int KEYS_MAX = 1000;
 
   private KeySearch() {}
 
-  /** Return a plan in which rows that Python has found take the place of contents; null without such a condition. */
+  /** Return a plan with the rows of its keys in place of contents; null without a condition on all key columns. */
   static LogicalPlan find(LogicalPlan node) {
     if (!(node instanceof Filter)) return null;
     List<Expression> terms = new ArrayList<>();
@@ -65,7 +65,7 @@ final class KeySearch {
     return project.projectList().forall(Functions.of(column -> ((Expression) column).deterministic()));
   }
 
-  /** Return the terms that a condition requires, all of them. */
+  /** Return the terms that AND joins in a condition. */
   static List<Expression> terms(Expression condition) {
     if (!(condition instanceof And and)) return List.of(condition);
     List<Expression> terms = new ArrayList<>(terms(and.left()));
@@ -73,7 +73,7 @@ final class KeySearch {
     return terms;
   }
 
-  /** Return the values that a term allows a column; null if there is no such term. */
+  /** Return the constants to which a term compares a column by = or IN; null without such a term. */
   private static List<Object> values(String name, DataSourceV2Relation relation, List<Expression> terms) {
     for (Expression term : terms) {
       List<Expression> given;
@@ -98,18 +98,18 @@ final class KeySearch {
     return null;
   }
 
-  /** Return whether a cast keeps each value, and so which values are equal. */
+  /** Return whether a cast keeps all values distinct. */
   static boolean isExact(DataType from, DataType to) {
     return from.equals(to)
         || from instanceof IntegralType && to instanceof IntegralType && from.defaultSize() < to.defaultSize();
   }
 
-  /** Return whether an attribute is the column of a name of a relation. */
+  /** Return whether an attribute is the column {@code name} of a relation. */
   static boolean isColumn(Attribute column, String name, DataSourceV2Relation relation) {
     return relation.output().exists(Functions.of(own -> own.exprId().equals(column.exprId()) && own.name().equals(name)));
   }
 
-  /** Add the value of a constant of a type, unless it is NULL, which equals nothing; return false for other terms. */
+  /** Add a constant to the values, unless it is NULL; return false if the term is not a constant of this type. */
   private static boolean addValue(Expression term, DataType type, List<Object> values) {
     boolean isNumber = type instanceof IntegralType;
     if (!term.dataType().equals(type) || !isNumber && !type.equals(DataTypes.StringType)) return false;

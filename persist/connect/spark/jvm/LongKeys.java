@@ -5,7 +5,7 @@ import org.apache.spark.sql.catalyst.expressions.codegen.CodeGenerator;
 import org.apache.spark.sql.catalyst.util.ArrayData;
 import org.apache.spark.sql.types.DataType;
 
-/** Keys of a type whose order and equality a number of 64 bits has: numbers, dates and moments. */
+/** Keys that become 64-bit integers in the same order: numbers, dates and moments. */
 public final class LongKeys extends SortedKeys {
   private final long[] keys;
 
@@ -24,7 +24,7 @@ public final class LongKeys extends SortedKeys {
     return value;
   }
 
-  /** Return a number in whose order zero has one sign, and NaN is last. */
+  /** Return an integer in the order of the value: both zeros are equal, and NaN is last. */
   public static long of(double value) {
     long bits = Double.doubleToLongBits(value == 0 ? 0 : value);
     return bits ^ (bits >> 63 & Long.MAX_VALUE);

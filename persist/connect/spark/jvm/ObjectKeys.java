@@ -9,7 +9,7 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
-/** Keys of any type that Spark compares. They travel as Spark's own array, and each task takes it apart. */
+/** Keys of any type that Spark compares. Tasks get them as an array of Spark, and decode it at the first search. */
 public final class ObjectKeys extends SortedKeys {
   private final ArrayData array;
   private final DataType type;

@@ -24,7 +24,7 @@ import scala.collection.immutable.Map$;
 import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 
-/** The files of parts for Spark's Parquet scan. Descriptors have their sizes, so planning asks no file system. */
+/** The files of parts, for Spark's Parquet scan. Their sizes are known from descriptors, so planning needs no request. */
 public final class PartFiles implements FileIndex {
   private final List<Path> paths = new ArrayList<>();
   private final List<FileStatusWithMetadata> files = new ArrayList<>();

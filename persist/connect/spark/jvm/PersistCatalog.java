@@ -33,7 +33,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 /**
  * The collections of a location as tables of Spark SQL.
  *
- * <p>A namespace is what a collection's name has before its last dot: {@code persist.shop.orders} is the collection
+ * <p>The text before the last dot of a collection's name is a namespace: {@code persist.shop.orders} is the collection
  * {@code shop.orders}, and {@code persist.orders} is {@code orders}. Options of the catalog: {@code location}, and
  * {@code storage.NAME} for each option of the store.
  */

@@ -21,7 +21,7 @@ final class PersistChangelog implements Changelog {
 
   private final boolean isKeyed;
 
-  /** Spark pairs changes by key, which is right where each key has one row: in keyed collections. */
+  /** Spark pairs deletions and insertions by key only for keyed collections, where each key has one row. */
   PersistChangelog(PersistTable table, ChangelogContext context) {
     this.table = table;
     this.range = context.range();
@@ -32,7 +32,7 @@ final class PersistChangelog implements Changelog {
           + "paired: leave out computeUpdates and deduplicationMode, or use persist.spark.changes(…, form=\"transitions\")");
   }
 
-  /** Return the arguments of the call that reads it. */
+  /** Return the arguments of the call that reads these changes. */
   Map<String, Object> arguments() {
     if (range instanceof ChangelogRange.VersionRange versions)
       return table.arguments("kind", "version", "start", versions.startingVersion(), "end",

@@ -12,7 +12,7 @@ public final class PersistException extends AnalysisException {
         new QueryContext[0]);
   }
 
-  /** Return an error to throw where Java allows none that is checked: Spark is in Scala, which knows no such thing. */
+  /** Return a checked exception of Spark as an unchecked one, which methods may throw without declaring it. */
   static RuntimeException of(String message) {
     return PersistException.<RuntimeException>unchecked(new PersistException(message));
   }

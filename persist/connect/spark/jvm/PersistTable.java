@@ -41,12 +41,12 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 /**
  * A collection as of a time, which is fixed when Spark loads the table, anew for each query.
  *
- * <p>{@link Rewrite} puts a plan of Spark's own operators in place of it where it is read. Where it is written, Spark
- * gives the rows as a {@code Dataset}, and Python writes them by its tasks as one commit.
+ * <p>In a query, {@link Rewrite} replaces it by a plan of Spark's own operators. For a write, Spark passes the rows as a
+ * {@code Dataset}, which Python writes by tasks as one commit.
  */
 class PersistTable extends Contents implements SupportsWrite,
     SupportsRowLevelOperations, SupportsMetadataColumns {
-  /** A hidden column of a row-level operation: the whole record, which says what is retracted. */
+  /** A hidden column for DELETE, UPDATE and MERGE: the whole record, from which its retraction is made. */
   static final String RECORD = "_persist_record";
 
   final PersistCatalog catalog;
@@ -64,7 +64,7 @@ class PersistTable extends Contents implements SupportsWrite,
     this.where = where;
   }
 
-  /** Return this table for an overwrite of the rows that fulfil a condition alone. */
+  /** Return this table for an overwrite of only the rows that fulfil a condition. */
   PersistTable where(Expression condition) {
     return new PersistTable(catalog, collection, description, condition);
   }
@@ -184,7 +184,7 @@ class PersistTable extends Contents implements SupportsWrite,
     return () -> new Operation(info.command());
   }
 
-  /** DELETE, UPDATE or MERGE: Spark computes which records go and which come, and {@link Rewrite} makes both updates. */
+  /** DELETE, UPDATE or MERGE: Spark computes old and new records, and {@link Rewrite} turns them into updates. */
   private final class Operation implements SupportsDelta {
     private final RowLevelOperation.Command command;
 

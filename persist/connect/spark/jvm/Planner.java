@@ -1,6 +1,6 @@
 package dev.persist.spark;
 
-/** What a catalog asks Python, which plans all reads and carries out all writes. A Python object implements it. */
+/** The calls of a catalog to Python, which plans all reads and does all writes. A Python object implements it. */
 public interface Planner {
   /**
    * Answer one call.

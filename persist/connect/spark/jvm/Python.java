@@ -31,7 +31,7 @@ public final class Python {
 
   private Python() {}
 
-  /** Set the planner; Python calls this. */
+  /** Set the planner of catalogs; Python calls this. */
   public static void register(Planner given) {
     planner = given;
     registered.countDown();
@@ -46,7 +46,7 @@ public final class Python {
     return parse((String) call(null, name, arguments, frame, where));
   }
 
-  /** Return the rows that answer a call to a planner, null for that of the catalogs; null if there are none. */
+  /** Return the rows that answer a call, or null; {@code from} is the planner, null for the planner of catalogs. */
   @SuppressWarnings("unchecked")
   static org.apache.spark.sql.classic.Dataset<Row> rows(Planner from, String name, Map<String, Object> arguments) {
     Object answer = call(from, name, arguments, null, null);
@@ -65,6 +65,7 @@ public final class Python {
     return JSON.convertValue(node, type);
   }
 
+  /** Return the answer of a planner; throw a PersistException if it is an error. */
   private static Object call(
       Planner from, String name, Map<String, Object> arguments, Dataset<Row> frame, Column where) {
     if (from == null && !isRunning()) start();
@@ -83,6 +84,7 @@ public final class Python {
     return planner != null && (process == null || process.isAlive());
   }
 
+  /** Start a Python process, and wait until it has registered its planner. */
   private static synchronized void start() {
     if (isRunning()) return;
     planner = null;

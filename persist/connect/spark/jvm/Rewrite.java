@@ -52,14 +52,14 @@ import scala.jdk.javaapi.CollectionConverters;
  * The rule that turns tables of persist into plans of Spark's own operators, before Spark optimises a query.
  *
  * <ul>
- *   <li>A table that is read becomes the plan of the DataFrame that Python makes of the collection as of its time.
- *   <li>{@code SELECT count(*)} becomes a number, if descriptors tell it. Any other query that needs no column has a plan
- *       with as many rows.
- *   <li>Where it needs least and greatest values alone, the plan has those of the parts' descriptors.
- *   <li>A row-level operation becomes an insert of updates: records that go have {@code _diff} -1, new ones 1.
- *   <li>A MERGE reads the range of its source's keys; see {@link KeyRange}. Keys in a condition are looked up; see
- *       {@link KeySearch}.
- *   <li>The condition of an overwrite becomes a column, because Python reads what it replaces.
+ *   <li>A table becomes the plan of a DataFrame, which Python makes of the collection as of the table's time.
+ *   <li>{@code SELECT count(*)} becomes a number, if the descriptors of parts suffice to count. Any other query that needs
+ *       no column reads rows without columns.
+ *   <li>A query of min() and max() alone reads the extremes in the descriptors of parts.
+ *   <li>DELETE, UPDATE and MERGE become an insert of updates: removed records have {@code _diff} -1, new ones 1.
+ *   <li>A MERGE reads only the range of its source's keys ({@link KeyRange}). A condition on all key columns becomes a
+ *       look-up ({@link KeySearch}).
+ *   <li>The condition of an overwrite is passed on as a column, because Python reads the records that it replaces.
  * </ul>
  */
 final class Rewrite extends Rule<LogicalPlan> {
@@ -75,6 +75,7 @@ final class Rewrite extends Rule<LogicalPlan> {
     return found.transformUpWithSubqueries(Functions.where(Rewrite::read));
   }
 
+  /** Return the plan of a row-level operation or conditional overwrite; null for other nodes. */
   private static LogicalPlan write(LogicalPlan node) {
     if (node instanceof WriteDelta delta && delta.originalTable() instanceof DataSourceV2Relation relation
         && relation.table() instanceof PersistTable table) {
@@ -95,9 +96,10 @@ final class Rewrite extends Rule<LogicalPlan> {
   }
 
   /**
-   * Return a term that means the same of other rows with these columns, and null for one that does.
+   * Return a term that is valid for any rows with these columns; null if it is so already.
    *
-   * <p>Its text names the write. Spark would write a moment in the session's zone, where an hour may come twice.
+   * <p>Columns become names. Moments become numbers, because Spark would write them as text in the session's time zone, in
+   * which an hour may occur twice.
    */
   private static Expression portable(Expression term) {
     if (term instanceof AttributeReference column) return UnresolvedAttribute.quoted(column.name());
@@ -106,7 +108,7 @@ final class Rewrite extends Rule<LogicalPlan> {
     return null;
   }
 
-  /** Return a plan of updates, with {@code _diff}, from the rows that Spark gives to a row-level write. */
+  /** Return a plan of updates, with {@code _diff}, from the rows of a DELETE, UPDATE or MERGE. */
   private static LogicalPlan updates(StructType schema, LogicalPlan query, WriteDeltaProjections projections) {
     List<Attribute> given = CollectionConverters.asJava(query.output());
     Expression record = given.get(ordinal(projections.rowIdProjection().colOrdinals(), 0));
@@ -124,6 +126,7 @@ final class Rewrite extends Rule<LogicalPlan> {
     return new Project(seq(columns), query);
   }
 
+  /** Return a number as a BIGINT literal. */
   private static Literal count(long number) {
     return Literal.create(number, DataTypes.LongType);
   }
@@ -132,6 +135,7 @@ final class Rewrite extends Rule<LogicalPlan> {
     return (Integer) ordinals.apply(at);
   }
 
+  /** Return a count of rows as a number, or over rows without columns; null for other nodes. */
   private static LogicalPlan count(LogicalPlan node) {
     if (!(node instanceof Aggregate aggregate) || !aggregate.references().isEmpty()) return null;
     LogicalPlan below = aggregate.child();
@@ -148,25 +152,25 @@ final class Rewrite extends Rule<LogicalPlan> {
     return aggregate.withNewChildren(seq(List.of(rows)).toIndexedSeq());
   }
 
-  /** Return whether a term is {@code count(*)} or means the same. */
+  /** Return whether a term counts rows: {@code count(*)}, or of a constant. */
   private static boolean countsRows(NamedExpression named) {
     return named instanceof Alias alias && alias.child() instanceof AggregateExpression term && term.filter().isEmpty()
         && !term.isDistinct() && term.aggregateFunction() instanceof Count count
         && count.children().forall(Functions.of(child -> child instanceof Literal literal && literal.value() != null));
   }
 
-  /** Return whether a node only names the plan below. */
+  /** Return whether a node is only an alias or a view of the plan below. */
   static boolean isName(LogicalPlan node) {
     return node instanceof SubqueryAlias || node instanceof View;
   }
 
-  /** Return the contents that a plan reads and does nothing else; null for others. */
+  /** Return the relation of a plan that only reads contents; null for other plans. */
   private static DataSourceV2Relation relation(LogicalPlan plan) {
     while (isName(plan)) plan = plan.children().head();
     return plan instanceof DataSourceV2Relation relation && relation.table() instanceof Contents ? relation : null;
   }
 
-  /** Return a query of least and greatest values with rows that have these; null for all others. */
+  /** Return a query of min() and max() over rows that contain these values; null for other nodes. */
   private static LogicalPlan bound(LogicalPlan node) {
     if (!(node instanceof Aggregate aggregate) || !aggregate.groupingExpressions().isEmpty()) return null;
     DataSourceV2Relation relation = relation(aggregate.child());
@@ -189,6 +193,7 @@ final class Rewrite extends Rule<LogicalPlan> {
     return aggregate.withNewChildren(seq(List.<LogicalPlan>of(new Project(seq(known), plan))).toIndexedSeq());
   }
 
+  /** Return the plan that Python makes for a table or its changes; null for other nodes. */
   private static LogicalPlan read(LogicalPlan node) {
     if (!(node instanceof DataSourceV2Relation relation)) return null;
     if (relation.table() instanceof ChangelogTable changes && changes.changelog() instanceof PersistChangelog log)
@@ -197,13 +202,13 @@ final class Rewrite extends Rule<LogicalPlan> {
     return contents == null ? null : replace(relation, contents.rows("read"));
   }
 
-  /** Return the contents that a relation reads, perhaps for a row-level operation; null for others. */
+  /** Return the contents that a relation reads, also within a row-level operation; otherwise null. */
   static Contents contents(DataSourceV2Relation relation) {
     Table table = relation.table() instanceof RowLevelOperationTable operation ? operation.table() : relation.table();
     return table instanceof Contents contents ? contents : null;
   }
 
-  /** Return the plan of rows with the columns of a relation. */
+  /** Return the plan of rows under the columns of a relation, with their identities. */
   static LogicalPlan replace(DataSourceV2Relation relation, Dataset<Row> rows) {
     LogicalPlan plan = rows.queryExecution().analyzed();
     List<Attribute> source = CollectionConverters.asJava(plan.output());
@@ -217,6 +222,7 @@ final class Rewrite extends Rule<LogicalPlan> {
     return new Project(seq(columns), plan);
   }
 
+  /** Return a struct of the columns of a record. */
   private static Expression record(StructType schema, List<Attribute> source) {
     List<Expression> terms = new ArrayList<>();
     for (String name : schema.fieldNames()) {
@@ -226,6 +232,7 @@ final class Rewrite extends Rule<LogicalPlan> {
     return new CreateNamedStruct(seq(terms));
   }
 
+  /** Return the attribute of a name. */
   private static Attribute named(String name, List<Attribute> source) {
     return source.stream().filter(one -> one.name().equals(name)).findFirst()
         .orElseThrow(() -> new IllegalStateException(name + " is not in " + source));
@@ -241,7 +248,7 @@ final class Rewrite extends Rule<LogicalPlan> {
     return new Alias(term, name, NamedExpression.newExprId(), seq(List.of()), Option.empty(), seq(List.of()));
   }
 
-  /** Return a term under the name and the identity of an attribute. */
+  /** Return a term under the name and identity of an attribute. */
   static Alias alias(Expression term, Attribute as) {
     return new Alias(term, as.name(), as.exprId(), seq(List.of()), Option.apply(as.metadata()), seq(List.of()));
   }

@@ -13,11 +13,11 @@ import org.apache.spark.sql.catalyst.streaming.StreamingRelationV2;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * The rule that makes {@code spark.readStream.table("persist.orders")} the stream of the data source.
+ * The rule that lets {@code spark.readStream.table("persist.orders")} read the stream of the data source.
  *
- * <p>Its rows are updates, so the columns {@code _time} and {@code _diff} come with those of the table. That is why a
- * table within a larger plan, as in {@code SELECT * FROM STREAM t}, is left to Spark, which refuses it: its {@code *}
- * would leave them out, and a row that goes would look like one that comes.
+ * <p>The rows of the stream are updates, so it has the further columns {@code _time} and {@code _diff}. The rule leaves a
+ * table within a larger plan, such as {@code SELECT * FROM STREAM t}, to Spark, which refuses it. The {@code *} would
+ * leave these columns out, and retractions would look like insertions.
  */
 final class StreamRewrite extends Rule<LogicalPlan> {
   @Override

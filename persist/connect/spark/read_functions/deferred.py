@@ -38,7 +38,7 @@ EXTENSIONS = "dev.persist.spark.PersistExtensions"
 
 
 def has_extension(spark: SparkSession) -> bool:
-    """Return whether a session can read tables of the jar."""
+    """Return whether a session has the catalog's extension and jar."""
     if find_class(spark, "Contents") is None:
         return False
     # Options of a session may name an extension that its context, which applies extensions, lacks.
@@ -47,7 +47,7 @@ def has_extension(spark: SparkSession) -> bool:
 
 
 def defer(spark: SparkSession, planned: PlannedSnapshot) -> DataFrame:
-    """Return the DataFrame of a snapshot, planned with the query, or now if the session cannot do that."""
+    """Return the DataFrame of a snapshot, which Spark plans with the whole query if it can."""
     if planned.route.kind == "source" or not has_extension(spark):
         return planned.frame(spark)
     context: Any = spark.sparkContext
@@ -58,12 +58,13 @@ def defer(spark: SparkSession, planned: PlannedSnapshot) -> DataFrame:
 
 
 def _get_columns(planned: PlannedSnapshot) -> str:
+    """Return the columns of a snapshot as a schema of Spark in JSON."""
     fields = [field.with_nullable(True) for field in planned.snapshot.schema]
     return str(spark_schema(pa.schema(fields)).json())
 
 
 def describe(contents: Snapshot) -> dict[str, Any]:
-    """Return the bytes, rows and look-up keys of a snapshot, as the JVM expects them."""
+    """Return the bytes, rows and key columns of a snapshot, as the JVM reads them."""
     scan = contents.scan
     # A look-up returns few rows only if keys have few. It reads other types if columns have become wider.
     is_found = contents.form == "rows" and scan.narrow is None and all(part.is_single for part in scan.all_parts)
@@ -76,7 +77,7 @@ def describe(contents: Snapshot) -> dict[str, Any]:
 
 
 def answer(planned: PlannedSnapshot, name: str, spark: SparkSession, options: Mapping[str, Any]) -> DataFrame | None:
-    """Return the rows for a call of the JVM; None if it has to call `read` instead."""
+    """Answer a call of the JVM by a DataFrame; None if it has to call `read` instead."""
     if name == "extremes":
         table = read_extremes(planned.snapshot.scan, options["columns"])
     elif name == "find":
@@ -89,7 +90,7 @@ def answer(planned: PlannedSnapshot, name: str, spark: SparkSession, options: Ma
 
 
 def _find(planned: PlannedSnapshot, values: Mapping[str, list[Any]]) -> pa.Table | None:
-    """Return the rows whose key columns have these values; None if a value does not fit the type of its column."""
+    """Return the rows with these values of key columns; None if values do not fit their types."""
     scan = planned.snapshot.scan
     names = scan.schema.key_names
     combinations = [*product(*(values[name] for name in names))]
@@ -110,7 +111,7 @@ def _find(planned: PlannedSnapshot, values: Mapping[str, list[Any]]) -> pa.Table
 
 
 def call_safely(function: Callable[[SparkSession, dict[str, Any]], Any], arguments: str, session: Any) -> Any:
-    """Call a function for the JVM; return its result. Errors become texts, because Py4J would show a traceback."""
+    """Call a function for the JVM; return errors as texts, because Py4J would show a traceback."""
     context = SparkContext._active_spark_context
     assert context is not None, "a session calls"
     try:
@@ -123,7 +124,7 @@ def call_safely(function: Callable[[SparkSession, dict[str, Any]], Any], argumen
 
 
 class _PlannerOfOne:
-    """Implements the Java interface `Planner` for one snapshot; plans its rows once."""
+    """Implements the Java interface `Planner` for one snapshot; keeps the DataFrame of all rows."""
 
     def __init__(self, planned: PlannedSnapshot) -> None:
         self._planned = planned
@@ -134,6 +135,7 @@ class _PlannerOfOne:
         return call_safely(lambda spark, options: self._answer(spark, name, options), arguments, session)
 
     def _answer(self, spark: SparkSession, name: str, options: Mapping[str, Any]) -> DataFrame | None:
+        """Return the rows for a call; make the DataFrame of all rows only once."""
         if name != "read" or options:
             return answer(self._planned, name, spark, options)
         if self._rows is None:

@@ -81,7 +81,7 @@ class ChangesReading(TypedDict, total=False):
 
 
 class SparkLocation(Closes):
-    """The collections of one location as DataFrames; make it with `persist.spark.location`, use it in a `with`.
+    """The collections of one location as DataFrames; open it with `persist.spark.location`.
 
     Attributes:
         spark: the session.
@@ -139,7 +139,7 @@ class SparkLocation(Closes):
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> PlannedSnapshot:
-        """Return the plan of `snapshot`: print it to see what is read, and how.
+        """Return the plan of `snapshot`; print it to see what is read, and how.
 
         Args:
             as_of: as in `Collection.snapshot`; None or "latest" is the last time that is (or, pinned, was) sealed.
@@ -180,7 +180,7 @@ class SparkLocation(Closes):
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> PlannedChanges:
-        """Return the plan of `changes`, to be printed; arguments and errors as of `plan`.
+        """Return the plan of `changes`; print it to see what is read, and how.
 
         `form`: "updates"; or "transitions" for rows by key, before and after, which tasks pair; as in
         `Collection.changes`.
@@ -197,13 +197,13 @@ class SparkLocation(Closes):
     def _resolve_spelling(
         self, rows: CollectionHandle, columns: Sequence[str] | None, schema: int | None
     ) -> Sequence[str] | None:
-        """Return columns with the spelling of the collection, as the session resolves them."""
+        """Return names of columns in the collection's spelling, if the session ignores case."""
         if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
             return columns  # The read refuses arguments of other types.
         return match_names(columns, rows.get_reading_schema(schema).names, folds=ignores_case(self.spark))
 
     def _keep_open(self, rows: CollectionHandle, reading: Snapshot | Changes) -> tuple[CollectionAddress, Tombstoned]:
-        """Keep the lease of a read until this location closes; return its address and tombstones."""
+        """Keep a read's lease until this location closes; return its address and tombstones."""
         self._reading.append(reading)
         address = CollectionAddress(self.url, self._storage, rows.name)
         return address, Tombstoned.of(rows.get_known_state(), reading.scan.schema)
@@ -214,12 +214,13 @@ class SparkLocation(Closes):
         self._engine.close()
 
     def _release(self) -> None:
+        """End the leases of all reads."""
         for reading in self._reading:
             reading.close()
         self._reading.clear()
 
     def _load(self, name: str) -> tuple[CollectionHandle, CollectionHandle | None]:
-        """Return a collection as it is now, and as of the pinned point."""
+        """Return a collection as it is now, and as of the pinned record, if any."""
         then = None if self._pinned is None else load_handle(self._pinned, name)
         rows = load_handle(self._engine, name)
         if then is not None and rows.id != then.id:
@@ -295,6 +296,7 @@ def changes(
 def _open_location(
     spark: SparkSession, location: str, storage_options: Mapping[str, Any] | None
 ) -> Iterator[SparkLocation]:
+    """Open a location for one function, and close it at the end."""
     _check_session(spark)
     storage = dict(storage_options or {})
     with read_engine(location, storage) as engine:
@@ -302,6 +304,7 @@ def _open_location(
 
 
 def _check_session(spark: SparkSession) -> None:
+    """Raise InvalidUsage unless this is a session; register the data source."""
     if not hasattr(spark, "read") or not hasattr(spark, "range"):
         raise InvalidUsage(f"{spark!r} is not a SparkSession: give the session first, then the location")
     register(spark)
@@ -309,7 +312,7 @@ def _check_session(spark: SparkSession) -> None:
 
 @dataclass(frozen=True)
 class _Join:
-    """A planned as-of join: the function that each task applies to its rows."""
+    """The work of each task of an as-of join."""
 
     location: str
     storage: Mapping[str, Any]
@@ -325,7 +328,7 @@ class _Join:
         return read_engine(self.location, self.storage)
 
     def join(self, handle: CollectionHandle, rows: pa.Table) -> pa.Table:
-        """Return rows with the values that were found for them."""
+        """Return rows with the columns that were looked up for them."""
         return engine_as_of_join(handle.newest(), rows, self.time, self.on, self.columns, self.timeout_s)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -351,7 +354,7 @@ def as_of_join(
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float | None = READ_TIMEOUT_S,
 ) -> DataFrame:
-    """Add to each row the values of its key at the time of the row.
+    """Add to each row the values that a collection has for its key at the row's time.
 
     A row whose key had no record then gets NULLs; a row whose key had several records is repeated for each. Nothing is
     read before an action. Memory of a task: 64 MiB of rows, and the history of their keys.

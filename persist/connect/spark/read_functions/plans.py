@@ -74,11 +74,11 @@ _WAYS = {
 
 @dataclass(frozen=True)
 class Route:
-    """How a snapshot is read.
+    """How a snapshot or changes are read, and why.
 
     Attributes:
-        kind: "count" (no column is read), "scan" (of all parts), "tail" (standing rows and the tail), "source" (only
-            the data source).
+        kind: "count" (from descriptors of parts), "scan" (by Spark, all parts alike), "tail" (by Spark, the tail
+            merged with the standing rows), "source" (by the data source).
         reason: why it was chosen, in words.
     """
 
@@ -94,8 +94,8 @@ class Tail:
     """The parts of a snapshot, split into standing parts and the tail that changes their rows.
 
     Attributes:
-        standing: the parts to whose rows no other of them adds.
-        added: the parts of the tail. Their rows belong to the history, or to the keyframe.
+        standing: the parts whose rows no other part changes.
+        added: the parts of the tail, whose rows are merged.
         is_single: whether each key has one row at most among the standing parts, and in the contents.
     """
 
@@ -130,7 +130,7 @@ class PlannedSnapshot:
         return f"{self.snapshot.explain()}\n{self.route}"
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """Return the rows, as a DataFrame; nothing is read before an action."""
+        """Return the snapshot as a DataFrame; nothing is read before an action."""
         if logger.isEnabledFor(logging.INFO):
             explanation = self.snapshot.explain()
             pruned = ", ".join(f"{count} by {reason}" for reason, count in explanation.pruned.items() if count)
@@ -180,7 +180,7 @@ def plan(
 
 
 def can_count_by_descriptors(snapshot: Snapshot) -> bool:
-    """Return whether the descriptors of parts suffice to count the rows."""
+    """Return whether a snapshot has as many rows as the sum of its parts' diffs."""
     scan, tail = snapshot.scan, Tail.of(snapshot.scan, snapshot.form)
     is_whole = scan.filter is None and scan.sign > 0 and all(map(scan.is_inside, scan.parts))
     return snapshot.form == "rows" and is_whole and (tail.is_single or not tail.added)
@@ -214,7 +214,7 @@ def read_extremes(scan: Scan, columns: Sequence[str]) -> pa.Table | None:
 def _choose_source_route(
     native: bool | None, why_not: Callable[[], str | None], why_slow: Callable[[], str | None] = lambda: None
 ) -> Route | None:
-    """Return the route by the data source if that has to read, or is faster; None for Spark's own scan."""
+    """Return the route by the data source, or None if Spark's own scan can read and is faster."""
     if native not in (None, True, False):
         raise InvalidUsage(f"native={native!r} is not True, False or None")
     if native is False:
@@ -230,7 +230,7 @@ def _choose_source_route(
 def _why_not(
     spark: SparkSession, scan: Scan, form: Form, tail: Tail, address: CollectionAddress, tombstoned: Tombstoned
 ) -> str | None:
-    """Return the reason why Spark's own scan cannot read a snapshot; None if it can."""
+    """Return why Spark's own scan cannot read a snapshot; None if it can."""
     schema, is_merged = scan.schema, bool(tail.added)
     if not scan.columns:
         return "no columns are asked for"
@@ -248,7 +248,7 @@ def _why_not(
 def _why_not_scanned(
     spark: SparkSession, scan: Scan, names: Sequence[str], address: CollectionAddress, tombstoned: Tombstoned
 ) -> str | None:
-    """Return the reason why Spark's own scan cannot read these columns of all parts; None if it can."""
+    """Return why Spark's own scan cannot read these columns of all parts; None if it can."""
     if not tombstoned.is_only_filter_of(scan):
         return "rows that a filter does not pass are left out"
     if scan.narrow is not None:
@@ -260,7 +260,7 @@ def _why_not_scanned(
 
 
 def _why_slow(scan: Scan, tail: Tail) -> str | None:
-    """Return the reason why the data source, in Python, reads a snapshot faster; None if it does not."""
+    """Return why the data source reads a snapshot faster than Spark's scan; None if it does not."""
     standing, added = (sum(map(scan.bound_row_count, parts)) for parts in (tail.standing, tail.added))
     if added > TOUCH_FRACTION * standing:
         return f"{added:,} updates may cancel {standing:,} rows, so most keys are touched"
@@ -268,12 +268,13 @@ def _why_slow(scan: Scan, tail: Tail) -> str | None:
 
 
 def _read_by_source(spark: SparkSession, scan: Scan, address: CollectionAddress, **options: Any) -> DataFrame:
+    """Return the DataFrame of the data source with the columns of a scan."""
     columns = json.dumps(list(scan.columns)) if scan.columns != scan.schema.names else None
     return read_by_source(spark, address, schema=scan.schema.version, columns=columns, **options)
 
 
 class _NativeFrame:
-    """Builds the frame of one snapshot from frames of its parts."""
+    """Builds the DataFrame of a snapshot from scans of its parts by Spark."""
 
     def __init__(self, spark: SparkSession, planned: PlannedSnapshot) -> None:
         snapshot = planned.snapshot
@@ -290,7 +291,7 @@ class _NativeFrame:
         self._names = list(dict.fromkeys([*self._scan.columns, *(self._keys if self._tail.added else ())]))
 
     def frame(self) -> DataFrame:
-        """Return the rows of the snapshot, planned from the frames of its parts."""
+        """Return the snapshot: standing rows without retracted keys, and the summed tail."""
         standing = self._list_standing_frames()
         frames = standing
         if self._tail.added:
@@ -314,12 +315,12 @@ class _NativeFrame:
         return _union_all(results) if results else self._spark.createDataFrame([], self._schema)
 
     def _is_summed(self) -> bool:
-        """Return whether the tail is summed already: no two of its updates are of one record."""
+        """Return whether each record has one update in the tail, so that no sum is needed."""
         times = {time for part in self._tail.added for time in (part.time_min, part.time_max)}
         return len(times) == 1 and not may_share_updates(replace(self._scan, parts=self._tail.added))
 
     def _list_standing_frames(self) -> list[DataFrame]:
-        """Return the standing rows, with `_diff` where it is needed or not always 1."""
+        """Return the standing rows, with `_diff` for parts in which it is not always 1."""
         kinds: dict[bool, list[Part]] = {}
         for part in self._tail.standing:
             kinds.setdefault(self._form == "diff" or not part.is_plain, []).append(part)
@@ -329,7 +330,7 @@ class _NativeFrame:
         ]
 
     def _read_rows(self, names: Sequence[str], parts: Iterable[Part]) -> DataFrame:
-        """Return rows within the times of the scan, without tombstones. Inline rows come with the plan."""
+        """Return rows of parts within the scan's times, without tombstones."""
         scan, base = self._scan, {*map(id, self._scan.base)}
         kinds: dict[tuple[bool, bool, bool], list[Part]] = {}
         for part in parts:
@@ -347,7 +348,7 @@ class _NativeFrame:
         return _union_all(frames)
 
     def _scan_files(self, names: Sequence[str], parts: Sequence[Part], *, is_inside: bool) -> DataFrame:
-        """Return rows within the times of the scan, without tombstones, by Spark's own scan."""
+        """Return rows of parts that are blobs, within the scan's times, by Spark's own scan."""
         needed = self._tombstoned.add_column([*names] if is_inside else [*names, TIME])
         rows = self._tombstoned.select_live(
             scan_parts(self._spark, self._address.url, self._scan.schema, needed, parts)
@@ -357,6 +358,7 @@ class _NativeFrame:
         return rows if len(needed) == len(names) else rows.select(*map(quote_column, names))
 
     def _read_inline(self, names: Sequence[str], parts: list[Part], *, is_base: bool) -> DataFrame:
+        """Return rows that the log contains itself; they become a part of the plan."""
         with self._address.open_store() as storage:
             read = self._scan.read_base_rows if is_base else self._scan.updates
             tables = [self._scan.empty(names), *read(PartReader(storage.blob), names, parts)]
@@ -368,7 +370,7 @@ class _NativeFrame:
         return rows.groupBy(*map(quote_column, self._names)).agg(total).where(F.col(DIFF) != 0)
 
     def _check_diffs(self, rows: DataFrame) -> DataFrame:
-        """Return rows unchanged; a task fails at a negative multiplicity, unless the form shows those."""
+        """Return rows; a task fails at a negative multiplicity, unless the form has diffs."""
         if self._form == "diff":
             return rows
         record = F.to_json(F.struct(*map(quote_column, self._names)))
@@ -378,7 +380,7 @@ class _NativeFrame:
         return rows.withColumn(DIFF, F.when(F.col(DIFF) > 0, F.col(DIFF)).otherwise(F.raise_error(text).cast("long")))
 
     def _join_tail(self, rows: DataFrame, gone: DataFrame, how: str) -> DataFrame:
-        """Return the rows whose keys are in `gone`; with an anti join as `how`, the other rows."""
+        """Join rows with the keys in `gone`: `how` is a semi join, or an anti join."""
         count = sum(map(self._scan.bound_row_count, self._tail.added))
         prefix = GONE if count <= SORTED_ROWS_MAX and self._are_keys_small() else "_gone_"
         keys = gone.toDF(*(f"{prefix}{number}" for number in range(len(self._keys))))
@@ -392,12 +394,12 @@ class _NativeFrame:
         return rows.join(keys, reduce(and_, conditions), how)
 
     def _are_keys_small(self) -> bool:
-        """Return whether one array can hold all keys of the tail."""
+        """Return whether the keys of the tail fit one array of the JVM."""
         is_fixed = all(pt.is_primitive(self._scan.schema.arrow.field(name).type) for name in self._keys)
         return is_fixed or sum(part.bytes for part in self._tail.added) <= SORTED_BYTES_MAX
 
     def _repeat_rows(self, rows: DataFrame) -> DataFrame:
-        """Return rows with the columns of the result, each repeated by its multiplicity."""
+        """Return the result's columns, each row repeated by its multiplicity."""
         if self._form == "rows" and DIFF in rows.columns and not self._tail.is_single:
             rows = repeat_rows(rows)
         return rows.select(*map(quote_column, self._schema.names))
@@ -420,19 +422,20 @@ def _fail_at_overflow(diff: Column) -> Column:
 
 
 def _select_with_diff(rows: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Return the columns of those names and `_diff`, which is 1 if rows have none."""
+    """Return these columns and `_diff`, which is 1 where rows have none."""
     diff = F.col(DIFF) if DIFF in rows.columns else F.lit(1).cast("long").alias(DIFF)
     return rows.select(*map(quote_column, names), diff)
 
 
 def _may_be_null(part: Part, scan: Scan, name: str) -> bool:
+    """Return whether a column of a part may have NULL, by its statistics."""
     lifted = part.make_lift(scan.schema)
     stats = part.stats.get(name if lifted is None else lifted.find_source(name) or "")
     return stats is None or stats[2] > 0
 
 
 def _union_all(frames: Iterable[DataFrame]) -> DataFrame:
-    """Return the rows of at least one frame; all have the same order of columns."""
+    """Return the rows of all frames, whose columns have one order."""
     return reduce(lambda one, other: one.union(other), frames)
 
 
@@ -458,7 +461,7 @@ class PlannedChanges:
         )
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """Return the updates, or transitions, as a DataFrame; nothing is read before an action."""
+        """Return the changes as a DataFrame; nothing is read before an action."""
         scan = self.changes.scan
         if self.route.kind == "source":
             times = None if self.changes.moments is None else "timestamp"
@@ -508,6 +511,7 @@ def plan_changes(
 def _explain_missing_feed(
     spark: SparkSession, scan: Scan, address: CollectionAddress, tombstoned: Tombstoned
 ) -> str | None:
+    """Return why Spark's own scan cannot read the changes; None if it can."""
     if set(scan.columns) != set(scan.schema.names):
         return "changes of some columns are sums over updates that differ in others"
     if not all(map(scan.keeps_distinct, scan.parts)):
@@ -518,7 +522,7 @@ def _explain_missing_feed(
 
 
 def may_share_updates(scan: Scan) -> bool:
-    """Return whether two parts may have updates of one key and time."""
+    """Return whether an update may occur in two parts, whose times and keys overlap."""
     clusters: list[list[Part]] = []
     latest = -1
     for part in sorted(scan.parts, key=lambda part: part.time_min):
@@ -530,6 +534,7 @@ def may_share_updates(scan: Scan) -> bool:
 
 
 def _do_keys_overlap(scan: Scan, parts: Sequence[Part]) -> bool:
+    """Return whether the ranges of keys of two parts may overlap."""
     bounds = []
     for part in parts:
         keys = load_comparable_keys(part, scan.schema)

@@ -51,7 +51,7 @@ READ_OPTIONS = {
 
 
 def find_native_url(url: str) -> str | None:
-    """Return the URL of a location for Hadoop; None if Hadoop cannot read it."""
+    """Return the URL by which Hadoop reads a location; None if Hadoop cannot."""
     scheme, separator, path = url.partition("://")
     if not separator:
         return f"file://{url}"  # Hadoop takes a path as it is, without escapes.
@@ -62,7 +62,7 @@ def find_native_url(url: str) -> str | None:
 
 
 def explain_unreadable(spark: SparkSession, url: str, parts: Sequence[Part]) -> str | None:
-    """Return the reason why the JVM cannot read these parts, or None. Cost: one request of the JVM, for one part."""
+    """Return why the JVM cannot read these parts, or None. Cost: it opens one of them."""
     root = find_native_url(url)
     if root is None:
         return f"the JVM knows no store of the kind of {url}"
@@ -83,13 +83,14 @@ def explain_unreadable(spark: SparkSession, url: str, parts: Sequence[Part]) -> 
 
 
 def _first_line(error: BaseException) -> str:
+    """Return the first line of an error, also of a Java error."""
     java = getattr(error, "java_exception", None)
     text = str(java.toString() if java is not None else error) or type(error).__name__
     return text.splitlines()[0][:300] if not isinstance(error, PySparkException) else text.splitlines()[0]
 
 
 def explain_misread(schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part] = ()) -> str | None:
-    """Return the reason why Spark's Parquet scan would misread a column of these parts, or None."""
+    """Return why Spark's Parquet scan would misread a column of these parts, or None."""
     for version in sorted({part.schema for part in parts} - {schema.version}):
         lifted = next(part for part in parts if part.schema == version).make_lift(schema)
         if lifted is None:
@@ -106,6 +107,7 @@ def explain_misread(schema: CollectionSchema, names: Sequence[str], parts: Seque
 
 
 def _is_native(kind: Any) -> bool:
+    """Return whether Spark's Parquet scan reads a type as it is stored."""
     if pt.is_nested(kind):
         if pt.is_struct(kind):
             return all(_is_native(field.type) for field in kind)
@@ -121,7 +123,7 @@ def _is_native(kind: Any) -> bool:
 def scan_parts(
     spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
 ) -> DataFrame:
-    """Return those columns of all rows of parts that are blobs, by Spark's own scan.
+    """Return columns of all rows in parts that are blobs, by Spark's own scan.
 
     Each version of the schema is a scan of its own, projected to this one. Stamped parts also need a scan of their own
     if the columns include times, which only their descriptors have.
@@ -141,7 +143,7 @@ def _scan_parts_of_version(
     parts: Sequence[Part],
     file: str | None = None,
 ) -> DataFrame:
-    """Return rows of parts of one version in a schema; file names a column of file names."""
+    """Return rows of parts with one schema version; `file` adds a column of file names."""
     if parts[0].stamped and TIME in names:
         return _read_stamped_parts(spark, url, schema, names, parts)
     root, lifted = find_native_url(url), parts[0].make_lift(schema)
@@ -165,14 +167,14 @@ def _scan_parts_of_version(
 
 
 def find_class(spark: SparkSession, name: str) -> Any:
-    """Return a class of the jar; None in a session whose JVM lacks it, and in a remote one."""
+    """Return a class of the jar by its name; None if the session's JVM lacks the jar."""
     jvm: Any = getattr(spark, "_jvm", None)
     java_class = None if jvm is None else getattr(jvm.dev.persist.spark, name)
     return java_class if isinstance(java_class, JavaClass) else None  # Py4J takes a missing class for a package.
 
 
 def _load_files(spark: SparkSession, types: StructType, root: str | None, parts: Sequence[Part]) -> DataFrame:
-    """Return columns of the rows of files. The jar passes on their sizes; without it, Spark requests them."""
+    """Return columns of Parquet files; with the jar, their sizes need no requests."""
     files = None if str(root).startswith("hdfs:") else find_class(spark, "PartFiles")  # Spark finds hosts in HDFS.
     if files is not None:
         named = "\0".join(f"{root}/{part.blob}\0{part.bytes}" for part in parts)
@@ -186,7 +188,7 @@ def _load_files(spark: SparkSession, types: StructType, root: str | None, parts:
 def _read_stamped_parts(
     spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
 ) -> DataFrame:
-    """Return rows of stamped parts, whose time depends on the name of their file."""
+    """Return rows of parts whose time is only in their descriptor, joined by file name."""
     stored = [name for name in names if name != TIME]
     file, of_file = find_unused_name("_file", names), find_unused_name("_of_file", names)
     rows = _scan_parts_of_version(spark, url, schema, stored or [DIFF], parts, file)
@@ -198,13 +200,13 @@ def _read_stamped_parts(
 
 
 def make_local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """Return rows of this process as a DataFrame; they are part of the plan."""
+    """Return a table of this process as a DataFrame; the plan contains its rows."""
     schema = spark_schema(table.schema)
     return spark.createDataFrame(convert_to_spark(table, schema) if len(table) else [], schema)
 
 
 def find_unused_name(name: str, names: Iterable[str]) -> str:
-    """Return a name with as many underscores as make it differ from all names, ignoring case."""
+    """Return a name with underscores added until it differs from all names, ignoring case."""
     lower_names = {existing.lower() for existing in names}
     while name.lower() in lower_names:
         name += "_"
@@ -212,7 +214,7 @@ def find_unused_name(name: str, names: Iterable[str]) -> str:
 
 
 def _to_literal(value: pa.Scalar, field: StructField) -> Column:
-    """Return a value as a literal of Spark; Python lacks some of its moments."""
+    """Return a value as a literal of Spark, also a moment that Python lacks."""
     one_row = pa.table({field.name: pa.repeat(value, 1)})
     scalar = convert_to_spark(one_row, StructType([field])).column(0)[0]
     if not scalar.is_valid:
@@ -231,7 +233,7 @@ def _to_literal(value: pa.Scalar, field: StructField) -> Column:
 
 @dataclass(frozen=True)
 class Tombstoned:
-    """Recognises the tombstones of a collection; without a form, all rows are live.
+    """Recognises the tombstones of a keyed collection; any other collection has none.
 
     `column`: the column that marks tombstones; None if the collection has no tombstones.
     """
@@ -241,12 +243,13 @@ class Tombstoned:
 
     @classmethod
     def of(cls, contents: CollectionState, schema: CollectionSchema) -> "Tombstoned":
-        """Return the tombstones of contents that are read with a version of their schema."""
+        """Return the test for tombstones of a collection, in a version of its schema."""
         form = load_form(contents, schema, resolves=False)
         return cls(schema, form if form is not None and form.tombstone is not None else None)
 
     @property
     def column(self) -> str | None:
+        """The column that marks tombstones; None without one."""
         return None if self.form is None else self.form.tombstone
 
     @property
@@ -255,21 +258,22 @@ class Tombstoned:
         return make_live_filter(self.schema, self.form)
 
     def is_only_filter_of(self, scan: Scan) -> bool:
-        """Return whether a scan filters tombstones and nothing else."""
+        """Return whether the filter of a scan removes tombstones and nothing else."""
         live = self.filter
         if live is None or scan.filter is None:
             return live is None and scan.filter is None
         return bool(scan.filter.equals(live))
 
     def add_column(self, names: list[str]) -> list[str]:
-        """Return names, and the name of the column that marks tombstones."""
+        """Return names, with the column that marks tombstones added if it is missing."""
         return names if self.column is None or self.column in names else [*names, self.column]
 
     def select_live(self, rows: DataFrame) -> DataFrame:
-        """Return the rows of a DataFrame that has that column, without tombstones."""
+        """Return the rows of a DataFrame that are not tombstones; it has their column."""
         return rows if self.column is None else rows.where(self._is_live(F.col(quote_column(self.column))))
 
     def _is_live(self, column: Column) -> Column:
+        """Return the Spark condition for rows that are not tombstones."""
         assert self.form is not None
         assert self.form.tombstone is not None
         if pt.is_boolean(self.schema.arrow.field(self.form.tombstone).type):

@@ -24,9 +24,9 @@ from persist.core.errors import InvalidUsage
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition that selects the records for which it is true, and neither false nor NULL.
+    """A condition on records, which selects those for which it is true.
 
-    `text`: of the condition, for messages and for the digest of a write with a token.
+    `text`: the condition as text, for messages and for the digest of a write with a token.
     """
 
     column: Column
@@ -34,7 +34,7 @@ class Condition:
 
     @classmethod
     def of(cls, given: "str | Column | Condition") -> "Condition":
-        """Return a condition from SQL text or a column."""
+        """Return a condition for SQL text or a column of Spark."""
         if isinstance(given, Condition):
             return given
         if isinstance(given, str) and given.strip():
@@ -46,7 +46,7 @@ class Condition:
         )
 
     def make_failing_column(self, df: DataFrame) -> Column:
-        """Return a column that fails the task and names a row that breaks the condition."""
+        """Return a column that fails a task, with a row that breaks the condition."""
         refusal = (
             f"persist.errors.InvalidUsage: where={self.text} is not true for all rows of the DataFrame, so they would "
             "come beside what is there and not in its place: leave them out, or widen the condition. Nothing was "
@@ -67,9 +67,9 @@ class Condition:
         return matching
 
     def _check_casts(self, term: Any, by_user: Any, above: str = "") -> None:
-        """Raise InvalidUsage if Spark has added a cast to a term that changes some values.
+        """Raise InvalidUsage if Spark has added a cast that changes some values.
 
-        `above`: the kind of the term around it. Casts of numbers in arithmetic are allowed.
+        `above`: the class of the expression around `term`; in arithmetic, casts of numbers are allowed.
         """
         name = term.getClass().getSimpleName()
         if name == "Cast" and not term.getTagValue(by_user).isDefined():
@@ -79,8 +79,8 @@ class Condition:
             if not (is_counted or is_same(source, target, term)):
                 raise InvalidUsage(
                     f"where={self.text}: Spark would compare {term.child().sql()}, which is "
-                    f"{source.simpleString().upper()}, as {target.simpleString().upper()}, and that can be the same as "
-                    "another value. Give a value of the column's own type, or write the CAST that you mean."
+                    f"{source.simpleString().upper()}, as {target.simpleString().upper()}, in which different values "
+                    "may become equal. Give a value of the column's own type, or write the CAST that you mean."
                 )
         below = [*_iterate_scala(term.children())]
         if name in _SUBQUERIES:
@@ -90,7 +90,7 @@ class Condition:
 
 
 def _expressions(plan: Any) -> Iterator[Any]:
-    """Yield the expressions of a plan, without those inside of its views, which count as tables."""
+    """Yield the expressions of a Spark plan, except in views inside of it."""
     if plan.getClass().getSimpleName() != "View":
         yield from _iterate_scala(plan.expressions())
         for child in _iterate_scala(plan.children()):
@@ -104,6 +104,7 @@ def _iterate_scala(found: Any) -> Iterator[Any]:
 
 
 def _get_type(term: Any) -> T.DataType:
+    """Return the type of a Java expression of Spark."""
     field = {"name": "", "type": json.loads(term.dataType().json()), "nullable": True, "metadata": {}}
     return T.StructField.fromJson(field).dataType
 
@@ -115,7 +116,7 @@ _EXACT_DIGITS = {T.FloatType: 6, T.DoubleType: 15}  # Numbers of so many digits 
 
 
 def _keeps_all(source: T.DataType, target: T.DataType, term: Any) -> bool:
-    """Return whether all values of a type stay distinct after a cast to another one."""
+    """Return whether a cast keeps all values of a type distinct."""
     if source.simpleString() == target.simpleString() or isinstance(target, T.StringType):
         return True
     if isinstance(source, T.FloatType) and isinstance(target, T.DoubleType):
@@ -141,12 +142,12 @@ _FINE = re.compile(r"\.\d{7}")
 
 
 def _to_decimal(value: Any) -> Decimal:
-    """Return a number of Python, or a decimal of Spark."""
+    """Convert a number of Python, or a decimal of Spark, to a Decimal."""
     return Decimal(value) if isinstance(value, int | float) else Decimal(str(value.toString()))
 
 
 def _keeps_constant(source: T.DataType, target: T.DataType, term: Any) -> bool:
-    """Return whether a constant is the same after a cast. A decimal in a text of SQL may stand for the next float."""
+    """Return whether a cast keeps a constant, or rounds decimal SQL text to the nearest float."""
     if isinstance(source, T.DecimalType) and type(target) in _EXACT_DIGITS:
         return True
     try:

@@ -93,7 +93,7 @@ def write(
             collection, in any order.
         mode: "append" adds the rows. "overwrite" makes the contents equal to df: it writes the difference from the last
             sealed contents as updates at one time, and history stays. Rows may not repeat a key, but see multiset.
-            "upsert" does so for the keys of df alone. "update" changes the columns that df has, of keys that are there
+            "upsert" does the same for the keys of df only. "update" changes the columns that df has, of keys that exist
             (`Collection.update`), on the driver, in memory in proportion to df. "error" refuses a collection that
             exists. None means "append" for updates and without a key, and "upsert" with key=; without both, a
             collection with a key refuses plain rows.
@@ -144,7 +144,7 @@ def write(
         options = replace(options, key=(key,) if isinstance(key, str) else tuple(key))
         create_target(options, df.schema, timeline=timeline, is_new=mode == "error", folds=folds)
     elif timeline is not ...:
-        raise InvalidUsage(f"timeline={timeline!r} is of a collection that is created: it goes with key=")
+        raise InvalidUsage(f"timeline={timeline!r} applies only to a new collection: it goes with key=")
     if mode is None and key is None:
         with explain_missing_collection(collection), read_engine(options.location, options.storage) as engine:
             chosen = choose_write_mode(load_handle(engine, collection), None, names_key=False, has_diffs=has_diffs)
@@ -177,7 +177,7 @@ def write(
 
 
 def _check_nested_keys(df: DataFrame, target: Target) -> None:
-    """Raise DuplicateKeys if rows repeat a partly nested key, which Spark cannot sort by."""
+    """Raise DuplicateKeys if rows repeat a key that has nested columns."""
     keys = [*target.schema.key_names]
     if any(pa.types.is_nested(target.schema.arrow.field(name).type) for name in keys):
         repeated = df.groupBy(*map(quote_column, keys)).count().where("count > 1").drop("count").limit(10).collect()
@@ -186,7 +186,7 @@ def _check_nested_keys(df: DataFrame, target: Target) -> None:
 
 
 def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, condition: Condition | None) -> None:
-    """Overwrite: commit the difference, which tasks compute from new and present rows in ranges of keys."""
+    """Commit the difference of new and present rows, which tasks compute in ranges of keys."""
     planned = write.planned
     if planned.is_done:
         planned.commit([], upload_by_tasks(df, write.task).digest)
@@ -207,6 +207,7 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, con
 
 
 def _overwrite_on_driver(df: DataFrame, write: DataFrameWrite, condition: Condition | None) -> None:
+    """Commit the difference of new and present rows, which the driver computes."""
     planned = write.planned
     if condition is not None:
         raise InvalidUsage(
@@ -224,7 +225,7 @@ def _overwrite_on_driver(df: DataFrame, write: DataFrameWrite, condition: Condit
 def _union_with_present(
     df: DataFrame, planned: PlannedWrite, marker: str | None, condition: Condition | None
 ) -> DataFrame:
-    """Return new rows with diff 1 and present rows with diff -1; marker is true for new rows."""
+    """Return new rows with diff 1 and present rows with diff -1; `marker` is true for new rows."""
     once = F.lit(1).cast("long")
     new = df.withColumn(
         "_diff",
@@ -241,7 +242,7 @@ def _union_with_present(
 
 
 def _keep_keys(present: DataFrame, df: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Return the present rows that have the key of a new row."""
+    """Return the present rows whose key is in df."""
     aliases = [find_unused_name(f"_key{n}", present.columns) for n in range(len(names))]
     keys = df.select(*(F.col(quote_column(name)).alias(alias) for name, alias in zip(names, aliases, strict=True)))
     same = [F.col(quote_column(name)).eqNullSafe(F.col(alias)) for name, alias in zip(names, aliases, strict=True)]
@@ -249,7 +250,7 @@ def _keep_keys(present: DataFrame, df: DataFrame, names: Sequence[str]) -> DataF
 
 
 def _check_kept_keys(df: DataFrame, planned: PlannedWrite, condition: Condition) -> None:
-    """Raise DuplicateKeys if a present row that the condition leaves has the key of a new row."""
+    """Raise DuplicateKeys if a new row has the key of a row that the condition does not select."""
     schema = planned.target.schema
     with suppress(InvalidUsage):
         if make_kept_filter(parse_where(condition.text, schema), schema) is None:
@@ -267,7 +268,7 @@ def _check_kept_keys(df: DataFrame, planned: PlannedWrite, condition: Condition)
 def retract(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
     """Return the last sealed records that match a condition, with negated diffs.
 
-    A record is split in two if its negated diff exceeds int64. None if nothing was sealed yet.
+    A record becomes two rows if its negated diff exceeds int64. Returns None if nothing was sealed yet.
     """
     as_of = find_replaced_time(planned)
     if as_of is None:
@@ -350,6 +351,7 @@ def delete(
 
 
 def _delete_keyed(planned: PlannedWrite, keys: DataFrame | None) -> None:
+    """Write events that delete the keys of a keyed collection."""
     target, options = planned.target, planned.options
     if keys is None:
         raise InvalidUsage(
@@ -362,11 +364,12 @@ def _delete_keyed(planned: PlannedWrite, keys: DataFrame | None) -> None:
 
 
 def _list_fields(schema: CollectionSchema) -> pa.Schema:
+    """Return the Arrow fields of all columns."""
     return pa.schema([schema.arrow.field(name) for name in schema.names])
 
 
 def _to_distinct_keys(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
-    """Return keys, each once, with the names and types of the collection."""
+    """Return the distinct keys of a DataFrame, under the names and types of the collection."""
     fields = pa.schema([schema.arrow.field(name) for name in schema.key_names])
     if not fields.names:
         raise InvalidUsage("the collection has no key columns: delete by a condition")
@@ -379,7 +382,7 @@ def _to_distinct_keys(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
 
 
 def _select_by_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchema) -> DataFrame:
-    """Return the present records with one of the keys; NULL and NaN are keys."""
+    """Return the present records with one of these keys; NULL and NaN equal themselves."""
     # Under other names, because Spark confuses columns of frames that come from the same one.
     aliases = [find_unused_name(f"_key_{at}", schema.arrow.names) for at in range(len(schema.key_names))]
     pairs = zip(schema.key_names, aliases, strict=True)
@@ -388,13 +391,14 @@ def _select_by_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchem
 
 
 def _compute_digest(keys: DataFrame, schema: CollectionSchema) -> int:
+    """Return a digest of distinct keys, which does not depend on their order."""
     rows = map_in_tasks(keys, _KeysDigest(schema).__call__, "digest decimal(20,0)").collect()
     return sum(int(row.digest) for row in rows) % DIGEST_MODULUS
 
 
 @dataclass(frozen=True)
 class _KeysDigest:
-    """Sums the digests of distinct keys in tasks, each with a diff of 1."""
+    """Sums in a task the digests of distinct keys."""
 
     schema: CollectionSchema
 

@@ -60,8 +60,8 @@ def foreach_batch_writer(
 ) -> Callable[[DataFrame, int], None]:
     """Return a function for `writeStream.foreachBatch`, which writes to many collections at once, exactly once.
 
-    One record adds a micro-batch to all of the collections, so readers see it in all or in none. The collections keep
-    in step: plain rows get the time of the commit in all of them. Updates seal all of them to the same time, by the
+    One record adds a micro-batch to all of the collections, so readers see it in all or in none. Plain rows get the
+    time of the commit in all of the collections. Updates seal all of the collections to the same time, after the
     largest time of the batch. Copied checkpoints and similar faults are noticed; see
     `persist.connect.spark.data_source.writers`. A batch that runs again does nothing if any of the collections has it.
 
@@ -75,8 +75,7 @@ def foreach_batch_writer(
         seal, watermark, late, late_collection: for updates and events, as the options of the same names (the last one
             is `late_collection`) for streaming writes.
         query_id: names the query; None takes Spark's id. Needed if one query uses several such functions for one
-            collection, and under Spark Connect, which hides the id, and where simultaneous runs of a query go
-            unnoticed.
+            collection, and under Spark Connect, which hides the id. Simultaneous runs of a query go unnoticed there.
         first_batch: the number of the first batch that is written here, for a query that wrote elsewhere before.
         allow_future: on a timeline, accept times that are more than a day ahead of the clock.
 
@@ -98,6 +97,8 @@ def foreach_batch_writer(
 
 @dataclass
 class _Writer:
+    """The function that `foreach_batch_writer` returns, and the engines that it keeps open."""
+
     location: str
     writes: dict[str, Frames]
     times: Callable[..., BatchTimes]
@@ -111,9 +112,9 @@ class _Writer:
         return self.__dict__ | {"engines": {}}
 
     def open_engine(self, query: str) -> Engine:
-        """Return the engine that all batches of a query share, so that decoded state is kept between them.
+        """Return the open engine of a query, which keeps decoded state between batches.
 
-        It closes after an error, and with the last reference to the function.
+        The engine closes after an error, and with the last reference to the function.
         """
         engine = self.engines.get(query)
         if engine is None or engine.is_closed:
@@ -122,7 +123,7 @@ class _Writer:
         return engine
 
     def write(self, df: DataFrame, batch: int) -> None:
-        """Write one batch."""
+        """Write one micro-batch to all collections, unless it was written before."""
         check_workers(df.sparkSession)
         mark = self._make_mark(df, batch)
         engine = self.open_engine(mark.query)
@@ -133,6 +134,7 @@ class _Writer:
             raise
 
     def _write(self, engine: Engine, df: DataFrame, mark: Mark) -> None:
+        """Write one micro-batch of plain rows, updates or events."""
         contents = {name: _load_contents(engine, name) for name in self.writes}
         targets = {name: Target.of(handle, self.location, self.storage) for name, (handle, _) in contents.items()}
         states = [state for _, state in contents.values()]
@@ -154,7 +156,7 @@ class _Writer:
                 df.unpersist()
 
     def _upsert(self, engine: Engine, df: DataFrame, mark: Mark, states: list[CollectionState]) -> None:
-        """Write one batch of events: from the driver, or by tasks if it is large."""
+        """Write a micro-batch of events: on the driver, or by tasks if it is large."""
         if len(states) > 1:
             raise InvalidUsage(
                 f"the writes are to {', '.join(map(repr, self.writes))}, of which some are keyed: events for a keyed "
@@ -186,7 +188,7 @@ class _Writer:
         times: BatchTimes,
         mark: Mark,
     ) -> list[Share]:
-        """Run a job for each collection; if one fails, delete the parts of all."""
+        """Run an upload job for each collection; if one fails, delete the parts of all."""
         time = None
         if times.is_plain:
             uppers = [state.upper for state in states]
@@ -212,6 +214,7 @@ class _Writer:
         return shares
 
     def _make_times(self, frames: dict[str, DataFrame], *, is_keyed: bool = False) -> BatchTimes:
+        """Return how the rows get times and seals; raise InvalidUsage if only some frames have times."""
         plain = [name for name, frame in frames.items() if "_time" not in frame.columns]
         if plain and len(plain) < len(frames):
             raise InvalidUsage(
@@ -221,6 +224,7 @@ class _Writer:
         return self.times(bool(plain), is_keyed=is_keyed)
 
     def _make_mark(self, df: DataFrame, batch: int) -> Mark:
+        """Return the query, batch and run of a micro-batch."""
         query = run = None
         with suppress(PySparkException):  # Spark Connect hides the query.
             context = df.sparkSession.sparkContext
@@ -236,6 +240,7 @@ class _Writer:
 
 
 def _load_contents(engine: Engine, name: str) -> tuple[CollectionHandle, CollectionState]:
+    """Return a collection and its state."""
     with explain_missing_collection(name):
         handle = load_handle(engine, name)
     return handle, handle.contents()

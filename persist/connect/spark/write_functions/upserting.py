@@ -149,7 +149,7 @@ def upsert(
 
 
 def update(df: DataFrame, options: WriteOptions, key: str | Sequence[str] | None) -> None:
-    """Change the columns that a DataFrame has, of the rows of its keys; see `Collection.update`. Memory: df.
+    """Change those columns that df has, in the rows of its keys; see `Collection.update`. Memory: df.
 
     Raises:
         CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit, or a key is missing; nothing was written.
@@ -168,7 +168,7 @@ def update(df: DataFrame, options: WriteOptions, key: str | Sequence[str] | None
 
 
 def _assign_times(work: KeyedWork) -> KeyedWork:
-    """Return the work with the time of a commit now, because tasks need times to resolve events."""
+    """Return the work with the current time for all events, which tasks need to resolve them."""
     id_ = work.target.id
     asks = {id_: AtCommit(id_, work.target.schema.timeline)}
     time = choose_common_times(asks, {id_: work.contents.upper}, SystemClock().wall_ms())[id_]
@@ -177,7 +177,7 @@ def _assign_times(work: KeyedWork) -> KeyedWork:
 
 
 def _store_by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Table | None:
-    """Let tasks store events, or the updates that they cause, and commit; return late events."""
+    """Store events by tasks, resolved if possible, and commit them; return late events."""
     if work.can_resolve:
         stored = run_event_job(frame, work, resolves=True)
         if commit_resolution(engine, work, stored):
@@ -188,10 +188,10 @@ def _store_by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Tab
 
 
 def partition_events(df: DataFrame, work: KeyedWork, partitions: int | None) -> DataFrame:
-    """Return df in ranges of keys with about equally many rows.
+    """Return df in ranges of keys, with about equally many rows in each.
 
-    All rows of a key are in one partition, in no order; tasks sort them faster than Spark. A column `_seq` has the
-    order of df if that may count.
+    All rows of a key are in one partition, unsorted; tasks sort them. If the order of df decides between events, a
+    column `_seq` has it.
     """
     schema = work.target.schema
     if work.needs_order:
@@ -204,7 +204,7 @@ def partition_events(df: DataFrame, work: KeyedWork, partitions: int | None) -> 
 
 @dataclass(frozen=True)
 class _Task:
-    """The work of each task with the events of its keys. Memory: all of them, several times."""
+    """The work of a task with the events of its keys. Memory: several times their size."""
 
     work: KeyedWork
     resolves: bool
@@ -218,14 +218,14 @@ class _Task:
 
 
 def run_event_job(df: DataFrame, work: KeyedWork, *, resolves: bool) -> Stored:
-    """Run the job that stores events or their updates; only one attempt of each task counts."""
+    """Run the job that stores events or, with `resolves`, the updates that they cause."""
     rows = map_in_tasks(df, _Task(work, resolves).__call__, "stored binary").collect()
     answers = [msgspec.json.decode(row.stored, type=Stored) for row in rows]
     return Stored.combine(answers)
 
 
 def gather_rows(df: DataFrame, bytes_max: int | None) -> pa.Table | None:
-    """Return all rows on the driver, or None if they are more than bytes_max."""
+    """Return all rows on the driver; None if they have more than `bytes_max` bytes."""
     sent = map_in_tasks(df, _RowGathering(bytes_max).__call__, "rows binary, size long").collect()
     if any(row.rows is None for row in sent) or (bytes_max is not None and sum(row.size for row in sent) > bytes_max):
         return None

@@ -54,7 +54,7 @@ class History:
         return tuple(f for f in schema.value.fields if f.name not in (self._from, self._to))
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        """Return the updates that the events cause; see `persist.core.keyed.machine.Machine.step`."""
         schema = touched.schema
         open_rows = touched.present.filter(pc.is_null(touched.present[self._to]))
         groups, times = steps.get_event_groups(touched), steps.get_event_times(touched)
@@ -81,7 +81,7 @@ class History:
     def _find_changes(
         self, open_rows: pa.Table, events: pa.Table, groups: Ints, live: Flags, fields: list[str]
     ) -> tuple[Flags, Flags, Ints]:
-        """Return the events that end a row, the events that begin one, and the row before each event."""
+        """Return which events end or begin a row, and the rows before."""
         present_identities, sent = steps.number_distinct_rows([open_rows, events], fields)
         owners = get_int64_values(combine_chunks(open_rows[GROUP]))
         count = int(max([*groups[-1:], *owners[-1:]], default=-1)) + 1
@@ -167,7 +167,7 @@ class Sessions:
         return len(self.event_fields(schema)) > 1
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        """Return the updates that the events cause; see `persist.core.keyed.machine.Machine.step`."""
         schema = touched.schema
         sums = [f.name for f in self.event_fields(schema)[1:]]
         state = self._load_present_sessions(touched, sums)
@@ -201,7 +201,7 @@ class Sessions:
         return _Spans(steps.get_present_groups(touched), values[0], values[1], values[2:])
 
     def _make_point_sessions(self, touched: Touched, sums: list[str]) -> "_Spans":
-        """Return events as sessions of one moment."""
+        """Return each event as a session of its own, at its moment."""
         moments = combine_chunks(touched.events[self._at])
         live = make_boolean_array(~steps.mark_deletions(touched))
         if pc.any(pc.and_(moments.is_null(), live), min_count=0).as_py():
@@ -229,7 +229,7 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Sessions, or single events: intervals by group, with their sums, the count first."""
+    """Sessions, or single events: intervals by group, with counts and sums."""
 
     groups: Ints
     starts: Ints
@@ -237,9 +237,11 @@ class _Spans:
     sums: list[Ints]
 
     def select(self, rows: Any) -> "_Spans":
+        """Return the sessions at these positions."""
         return _Spans(self.groups[rows], self.starts[rows], self.ends[rows], [column[rows] for column in self.sums])
 
     def concat(self, other: "_Spans") -> "_Spans":
+        """Return these sessions and, after them, the others."""
         sums = [np.concatenate([a, b]) for a, b in zip(self.sums, other.sums, strict=True)]
         return _Spans(
             np.concatenate([self.groups, other.groups]),
@@ -250,6 +252,7 @@ class _Spans:
 
 
 def _sort_spans(spans: _Spans) -> _Spans:
+    """Return the sessions sorted by group, then start."""
     return spans.select(np.lexsort((spans.starts, spans.groups)))
 
 
@@ -274,7 +277,7 @@ def _join_intervals(spans: _Spans, gap: int) -> _Spans:
 
 
 def _sum_groups(column: Ints, at: Ints) -> Ints:
-    """Return sums of consecutive rows, which begin at some positions."""
+    """Return the sums of consecutive groups that begin at positions `at`."""
     about = np.add.reduceat(column.astype(np.float64), at)
     if (np.abs(about) > SUM_MAX).any():
         raise InvalidUpdate(

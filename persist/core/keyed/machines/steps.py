@@ -58,7 +58,7 @@ def mark_deletions(touched: Touched) -> Flags:
 
 
 def mark_changes(*columns: Ints) -> Flags:
-    """Return where a row differs from the previous row in some column."""
+    """Return which rows differ from the row before in any column."""
     first = np.ones(len(columns[0]), np.bool_)
     first[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return first
@@ -101,7 +101,7 @@ def number_distinct_rows(tables: Sequence[pa.Table], names: Sequence[str]) -> li
 def iterate_rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
     """Yield the events of each group's first time, then of each group's second time, and so on, as row numbers.
 
-    So work that depends on earlier times runs for all groups at once, in as many rounds as a group has times.
+    Work that depends on earlier times runs for all groups at once, in as many rounds as a group has times.
     """
     if not len(groups):
         return
@@ -113,9 +113,7 @@ def iterate_rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
 
 
 def concat_rows(touched: Touched) -> pa.Table:
-    """Return the present rows and, after them, the rows of events, for machines whose events are rows of the
-    collection.
-    """
+    """Return the present rows and then the events, if events are rows of the collection."""
     names = [*touched.schema.names]
     return pa.concat_tables([touched.present.select(names), touched.events.select(names)]).combine_chunks()
 
@@ -129,6 +127,7 @@ def make_updates(schema: CollectionSchema, rows: pa.Table, picks: Sequence[Pick]
 
 
 def _join(parts: Sequence[Ints]) -> Ints:
+    """Return int64 arrays as one."""
     return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
 
 
@@ -152,7 +151,7 @@ class AppendDistinct:
         return schema.value.fields
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        """Return the updates that the events cause; see `persist.core.keyed.machine.Machine.step`."""
         groups, times, is_deletion = get_event_groups(touched), get_event_times(touched), mark_deletions(touched)
         present = get_present_groups(touched)
         by = touched.schema.value_names if self._by is None else self._by
@@ -175,7 +174,7 @@ class AppendDistinct:
 
 
 def _mark_firsts(owners: Ints, epochs: Ints, identity: Ints, live: Flags) -> Flags:
-    """Return which live rows are the first of their owner, epoch and identity."""
+    """Return the first live row of each owner, epoch and identity."""
     rows = np.flatnonzero(live)
     order = rows[np.lexsort((identity[rows], epochs[rows], owners[rows]))]
     first = mark_changes(owners[order], epochs[order], identity[order])
@@ -185,7 +184,7 @@ def _mark_firsts(owners: Ints, epochs: Ints, identity: Ints, live: Flags) -> Fla
 
 
 def _find_epoch_ends(owners: Ints, epochs: Ints, deleted: Ints, times: Ints, count: int) -> Ints:
-    """Return the time at which each row's epoch ends, or -1. Deletions are sorted by group."""
+    """Return when each row's epoch ends: a deletion's time, or -1."""
     counts = np.bincount(deleted, minlength=count)
     bases = np.cumsum(counts) - counts
     # Each deletion of an owner ends one epoch: the n-th is at bases[owner] + n.
@@ -204,7 +203,7 @@ class InsertIfAbsent:
         return schema.value.fields
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        """Return the updates that the events cause; see `persist.core.keyed.machine.Machine.step`."""
         groups, times, is_deletion = get_event_groups(touched), get_event_times(touched), mark_deletions(touched)
         present = get_present_groups(touched)
         is_present = np.bincount(present, minlength=touched.groups) > 0
@@ -260,11 +259,11 @@ class Checked:
         )
 
     def may_refuse(self, schema: CollectionSchema) -> bool:
-        """Return whether a difference is refused."""
+        """Return whether an event with a wrong old row is refused."""
         return self._policy == "fail"
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`.
+        """Return the updates that the events cause; see `persist.core.keyed.machine.Machine.step`.
 
         Raises BeforeDiffers: an old row differs, and the policy is "fail".
         """
@@ -280,9 +279,7 @@ class Checked:
         return _build_replacements(touched, np.flatnonzero(counts), groups, times, after)
 
     def _number_rows(self, touched: Touched, gone: Flags) -> tuple[Ints, Ints, Ints, Flags]:
-        """Return, as identities: each group's present row, its row after each event, each event's old row; and which
-        old rows are unknown.
-        """
+        """Number present, new and old rows, alike if equal; mark unknown ones."""
         names = [*touched.schema.value_names]
         structs = combine_chunks(touched.events[BEFORE])
         # Members under a NULL struct may be anything, so they are made NULL.
@@ -300,7 +297,7 @@ class Checked:
         )
 
     def _make_difference_error(self, touched: Touched, at: int, value_before: Ints) -> BeforeDiffers:
-        """Return the error for an event whose old row is not present."""
+        """Return the error for event `at`, whose old row is not present."""
         names = [*touched.schema.value_names]
         event = touched.events.slice(at, 1).to_pylist()[0]
         group = int(get_event_groups(touched)[at])
@@ -314,11 +311,12 @@ class Checked:
 
 
 def _select_group(touched: Touched, group: int) -> pa.Table:
+    """Return the present row of a key, as a table."""
     return touched.present.slice(int(np.searchsorted(get_present_groups(touched), group)), 1)
 
 
 def _mark_accepted(groups: Ints, after: Ints, said: Ints, unchecked: Flags, held: Ints, differs: Flags) -> Flags:
-    """Return which events count if differing events do not: in rounds, for groups with differences."""
+    """Return which events are accepted; a wrong old row skips an event."""
     counts = np.ones(len(groups), np.bool_)
     value = held.copy()
     rows = np.flatnonzero(np.isin(groups, groups[differs]))
@@ -331,7 +329,7 @@ def _mark_accepted(groups: Ints, after: Ints, said: Ints, unchecked: Flags, held
 
 
 def _build_replacements(touched: Touched, kept: Ints, groups: Ints, times: Ints, after: Ints) -> pa.Table:
-    """Return the updates of events that replace the rows of their keys."""
+    """Return updates in which each accepted event replaces its key's row."""
     groups, times, after = groups[kept], times[kept], after[kept]
     present = get_present_groups(touched)
     row_of = np.full(touched.groups, -1)
@@ -398,7 +396,7 @@ class PerKey:
         return schema.value.fields if self._event is None else Side.of(self._event, "value").fields
 
     def step(self, touched: Touched) -> pa.Table:
-        """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
+        """Return the updates that the events cause; see `persist.core.keyed.machine.Machine.step`."""
         schema = touched.schema
         # A codec's objects belong to the collection's value, and an event may have other fields.
         side = schema.value if self._event is None else Side(self.event_fields(schema))

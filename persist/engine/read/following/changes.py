@@ -71,12 +71,12 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
 
 
 def read_no_changes(scan: Scan) -> pa.Table:
-    """Return the result of `read_changes` for a scan without parts."""
+    """Return an empty table with the columns of `read_changes`."""
     return scan.cast_to_result(scan.empty([*scan.columns, "_time", "_diff"]))
 
 
 def read_all_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
-    """Return the result of `read_changes`. Memory: the result, and a quarter of the budget meanwhile."""
+    """Return all updates of a plan as `read_changes` does. Memory: the result, and a quarter of the budget."""
     reader = reading()
     if scan.memory <= reader.changes_slice_bytes or not {*scan.schema.key_names} <= {*scan.columns}:
         return read_changes(scan, reader)
@@ -90,9 +90,10 @@ def read_all_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
 
 
 def slice_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
-    """Yield a plan within a budget as intervals of time, each as slices in the order of keys.
+    """Yield the intervals of time of a plan, each as slices of about `bytes_max` in key order.
 
-    An interval of several times is one slice. Updates of one time are in the order of keys, so they can be cut.
+    An interval of several times is one slice. The updates of a single large time are cut by keys, because they are in
+    key order.
     """
     if whole.memory <= bytes_max:
         yield [whole]
@@ -103,7 +104,7 @@ def slice_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
 
 
 def _order_disjoint_parts(scan: Scan) -> list[Part] | None:
-    """Return the parts of a scan in the order of times, if no two have updates of one time; else None.
+    """Return the parts of a scan in time order, if no two have updates of the same time; else None.
 
     If all columns are read as stored, the rows of a part are distinct and sorted by key, value and time. So sorting
     them by time suffices, which takes less than half the time of a consolidation.
@@ -127,9 +128,9 @@ def _order_by_time(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
 def _order_retractions_first(
     updates: pa.Table, keys: Sequence[str], order: NDArray[np.int64] | None
 ) -> NDArray[np.int64] | None:
-    """Return an order with the retractions of each time and key first; None if updates have it.
+    """Return an order with the retractions first for each time and key; None if updates already have it.
 
-    `order`: of updates by time, then key; None if they are sorted.
+    `order`: the order of the updates by time, then key; None if they are sorted.
     """
     comes = get_int64_values(combine_chunks(updates["_diff"])) > 0
     if comes.all() or not comes.any():
@@ -175,7 +176,7 @@ class Changes(ArrowResult):
 
         Args:
             moments: the timeline of `_time` as timestamps; None for numbers.
-            transitions: makes rows of the updates; None for the updates themselves.
+            transitions: converts the updates to transitions; None to return the updates.
         """
         super().__init__(reading)
         self.moments = moments
@@ -218,6 +219,7 @@ class Changes(ArrowResult):
             yield from (show_moments(updates, self.moments) for updates in self._read_scan(scan))
 
     def _read_scan(self, whole: Scan) -> Iterator[pa.Table]:
+        """Yield the updates of a plan, slice by slice in time order."""
         reader = self._reading()
         for slices in slice_by_time(whole, reader.changes_slice_bytes):
             for scan_slice in slices:
@@ -262,17 +264,16 @@ def check_changes_form(form: object) -> None:
     if form not in get_args(ChangesForm):
         raise InvalidUsage(
             f'form={form!r} is not a form of changes: give "updates" for each update with its `_diff`, or '
-            f'"transitions" '
-            "for what became of keys, with old and new values"
+            '"transitions" for how keys changed, with old and new values'
         )
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """Converts updates to transitions.
+    """Converts updates to transitions: one row for each insert, update or delete of a key.
 
     Attributes:
-        fields: of the updates: key and value columns and `_time`.
+        fields: the columns of the updates: key and value columns, and `_time`.
         keys: the names of the key columns.
     """
 
@@ -300,8 +301,8 @@ class Transitions:
     @property
     def schema(self) -> pa.Schema:
         """The columns of key and new value, `_time`, `_change`, and an `_old_…` column for each of the value."""
-        fields = [field if self._mark_equal_rows(field.name) else field.with_nullable(True) for field in self.fields]
-        old = [field.with_name(OLD + field.name) for field in fields if not self._mark_equal_rows(field.name)]
+        fields = [field if self._is_equal_in_pair(field.name) else field.with_nullable(True) for field in self.fields]
+        old = [field.with_name(OLD + field.name) for field in fields if not self._is_equal_in_pair(field.name)]
         return pa.schema([*fields, pa.field(CHANGE, pa.string(), nullable=False), *old])
 
     def of(self, updates: pa.Table) -> pa.Table:
@@ -320,17 +321,17 @@ class Transitions:
         of_row = make_int64_array(order[np.where(new < 0, old, new)])
         was, comes = (pa.array(order[rows], pa.int64(), mask=rows < 0) for rows in (old, new))
         kinds = pa.array(["insert", "update", "delete"]).take(pa.array((old >= 0).astype(np.int64) + (new < 0)))
-        columns = [updates[name].take(of_row if self._mark_equal_rows(name) else comes) for name in self.fields.names]
-        old_values = [updates[name].take(was) for name in self.fields.names if not self._mark_equal_rows(name)]
+        columns = [updates[name].take(of_row if self._is_equal_in_pair(name) else comes) for name in self.fields.names]
+        old_values = [updates[name].take(was) for name in self.fields.names if not self._is_equal_in_pair(name)]
         return pa.Table.from_arrays([*columns, kinds, *old_values], schema=self.schema)
 
-    def _mark_equal_rows(self, name: str) -> bool:
-        """Return whether a column is equal in both rows of a pair."""
+    def _is_equal_in_pair(self, name: str) -> bool:
+        """Return whether a column is always equal in the old and the new row of a pair."""
         return name in self.keys or name == "_time"
 
     def _number_groups(self, updates: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the number of (time, key) of each update, ascending, and the order of updates by these, then value."""
-        values = [name for name in self.fields.names if not self._mark_equal_rows(name)]
+        values = [name for name in self.fields.names if not self._is_equal_in_pair(name)]
         order, _ = sort_table(updates, ["_time", *self.keys, *values])
         alone = updates.select(["_time", *self.keys]).take(make_int64_array(order))
         _, starts = sort_table(alone, alone.column_names)
@@ -340,9 +341,11 @@ class Transitions:
 def _pair_rows(
     groups: NDArray[np.int64], diffs: NDArray[np.int64], *, is_paired: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pair retractions with insertions of a group: two int64 arrays, -1 for none.
+    """Pair the retractions and insertions of each group.
 
-    `groups`: int64[updates], ascending: only updates of one group are paired, and none unless is_paired.
+    Return the positions of the old and new rows as two int64 arrays, with -1 for none.
+
+    `groups`: int64[updates], ascending, the (time, key) group of each update. Without `is_paired`, nothing is paired.
     """
     updates = np.arange(len(diffs))
     # Each update as often as its diff.
@@ -364,7 +367,7 @@ def _pair_rows(
 
 @dataclass(frozen=True)
 class UpsertEvents:
-    """Converts changes to events. `form`: the keyed form of the collection, with the column names of the schema."""
+    """Converts changes of a keyed collection to events. `form`: its keyed form, with the schema's column names."""
 
     columns: CollectionSchema
     form: KeyedForm | None
@@ -459,7 +462,7 @@ class Upserts(Closes):
 
 
 def _blank_deleted_values(table: pa.Table, schema: CollectionSchema, deleted: list[bool]) -> Iterator[tuple[Any, Any]]:
-    """Yield (key, value) of each row; the value of a deleting row has no meaning."""
+    """Yield the (key, value) tuples of rows; values of deleting rows have no meaning."""
     if schema.value.codec_name is None or not any(deleted):
         yield from iterate_rows(table, schema)
         return

@@ -4,10 +4,11 @@ A `Listen` yields `Progress(updates, upper)` each time the collection's upper ha
 updates at times not beyond the new `upper` that no earlier progress held. A follower that applies them has the definite
 contents as of every time before `upper`. It ends when upper is empty: the collection is complete for ever.
 
-More updates than a slice of the memory budget are several progresses, which are planned together and read one by one
-(`Piece`). Each ends at a time, its `upper`. A larger single time is cut by keys: its last piece has the next `upper`,
-and the others repeat the previous one. A consumer that acknowledges gets each time as a whole, because it can
-acknowledge only whole times. A piece that could not be read is returned by the next step.
+Updates that exceed a slice of the memory budget come as several progresses, planned together and read one by one
+(`Piece`). Each progress ends at a time, its `upper`. A single time that is too large is cut by keys: only its last
+piece advances `upper`, and the pieces before it repeat the previous `upper`. A consumer that acknowledges gets each
+time as a whole, because it can acknowledge only whole times. A piece that could not be read is returned by the next
+step.
 
 A `JointListen` is several listens on the same states: each `JointProgress` has the progress of all of them at one point
 of the log. A state larger than a slice takes several steps. All uppers move with the last step (`is_last`), so the work
@@ -42,7 +43,7 @@ WAIT_S = 1.0
 
 
 class Steps(Closes, Generic[P]):
-    """Iterates over steps, blocking or awaiting but not both; for one thread or task. Use it in a `with`."""
+    """Base of iterators over the steps of a follower, by blocking or by awaiting; for one thread or task."""
 
     _coming: "asyncio.Future[P | None] | None" = None
 
@@ -129,12 +130,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The plan of one step.
+    """The plan of one step of a listen: some updates, and the frontier that they complete.
 
     Attributes:
         read: reads the updates, and may be repeated.
         upper: the frontier that is complete after it.
-        size: its approximate size in bytes.
+        size: the approximate size of the updates in bytes.
     """
 
     read: Callable[[ClaimedRead], pa.Table]
@@ -237,6 +238,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         return f"<Listen to {self.name!r}, {at}>"
 
     def _load_advanced(self) -> CollectionState | None:
+        """Return the state of the collection if it has new sealed times, or if this was closed."""
         contents = self._follower.require(self.id, self.name)
         return contents if self._closed or self.has_advanced(contents) else None
 
@@ -248,7 +250,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
 
     @property
     def reached(self) -> int:
-        """The first time that was not yielded; only if this is not finished."""
+        """The first time that was not yielded; defined only while this is not finished."""
         assert self._lower is not None
         return self._lower
 
@@ -258,9 +260,9 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         return self._reading().changes_slice_bytes
 
     def advance(self, contents: CollectionState, until: int | None = None) -> Progress:
-        """Return all new sealed updates of a state that `has_advanced`; see `poll`.
+        """Return all new sealed updates of a state for which `has_advanced` is true.
 
-        `until`: only times before this one, which is beyond `reached`; None for all.
+        `until`: only updates before this time, which is after `reached`; None for all.
         """
         pieces = self.plan_advance(contents, until)
         updates = self.read(pieces)
@@ -268,7 +270,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         return Progress(updates, to_antichain(pieces[-1].upper))
 
     def plan_advance(self, contents: CollectionState, until: int | None = None) -> Sequence[Piece]:
-        """Return the pieces of `advance`; the caller then calls `move_forward` with the last upper."""
+        """Return the plans of `advance`, unread; the caller calls `move_forward` after reading them."""
         lower = self._lower
         assert lower is not None
         assert not self._left
@@ -283,7 +285,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
             return pa.concat_tables([piece.read(self._reading) for piece in pieces])
 
     def move_forward(self, upper: int) -> None:
-        """Continue from a frontier up to which everything was yielded."""
+        """Continue from a frontier, because the caller has read everything before it."""
         if upper == END:
             self._lower = None
             self._reading.close()
@@ -301,8 +303,8 @@ class JointProgress(Generic[K]):
 
     Attributes:
         seqno: the point of the log: all times sealed by then are included, and no later ones.
-        progress: of the collections that have advanced, in the order of the request. Steps before the last one of a
-            state have some of them, with their old uppers.
+        progress: the progress of each collection that has advanced, in the order of the request. The last step of a
+            state has all of them; earlier steps have some, with their old uppers.
         is_last: whether this step completes the state at seqno; mostly true. A state that exceeds the memory budget
             takes several steps, and all uppers move with the last one.
     """
@@ -326,7 +328,7 @@ class JointProgress(Generic[K]):
 
 @dataclass(slots=True)
 class _Advance:
-    """The advance of one collection in the current state; schema: of its updates, once known."""
+    """How far one collection advances in the current joint state. `schema`: the schema of its updates, once known."""
 
     before: int
     after: int
@@ -387,6 +389,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         return f"<JointListen to {', '.join(repr(listen.name) for listen in self._listens.values())}>"
 
     def _plan_pieces(self, key: K, before: int, pieces: Sequence[Piece]) -> None:
+        """Queue the pieces of one collection; `before` is its upper until they are yielded."""
         self._advances[key] = _Advance(before, pieces[-1].upper)
         self._left.extend((key, piece) for piece in pieces)
 

@@ -1,6 +1,6 @@
 """The values of keys over time: joins as of a row's time, and keys that ever had several values.
 
-Both sum the diffs of a record, or of a key, in the order of time.
+All functions here sum the diffs of a record, or of a key, in the order of time.
 
 `join_records` serves joins as of a time. The contents as of the least time, and the updates after it, yield for every
 record the intervals of times in which its multiplicity is not zero. A row's records are the intervals of its key that
@@ -40,13 +40,16 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Intervals of time in which a record has a multiplicity other than 0; sorted by key, then start.
+    """The intervals of time in which records exist; sorted by key, then start.
+
+    In an interval, a record has a constant multiplicity other than 0.
 
     Attributes:
         rows: for each interval, an update with its record.
         counts: the multiplicities.
-        starts, reaches, ends: key and time in one number; reaches: the greatest end so far in the key.
-        times: the distinct times; starts and ends are positions in it.
+        starts, ends: the bounds; key and position of the time are combined in one number.
+        reaches: the greatest end of this and earlier intervals of the key.
+        times: the distinct times, in order.
     """
 
     rows: Int64s
@@ -119,9 +122,10 @@ def join_records(
     """Return a frame's rows, in order, each with the columns of the records that its key had at its time.
 
     Args:
-        keys: the key columns of the rows; times: int64, NULL for none.
-        updates: key columns, value columns, `_time`, `_diff` of these keys; those at the first time are the contents
-            then.
+        keys: the key columns of the rows.
+        times: the time of each row, int64; NULL for none.
+        updates: the contents of these keys at the first time as updates, and later updates: key columns, value columns,
+            `_time`, `_diff`.
         columns: the names of the columns to add.
 
     A row without a record has NULLs; a row with several is repeated for each, by their multiplicities.
@@ -189,8 +193,8 @@ SLICE_BYTES = 32 << 20
 def find_keys_with_several(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
     """Yield the keys that ever have several values or a negative number of them.
 
-    The keys are in order, each with the first such time. If that time is before the history, it is given as the last
-    time before the history.
+    The keys are in order, each with the first such time. If it was before the readable history, the time is the last
+    one before the history.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
@@ -202,7 +206,7 @@ def find_keys_with_several(contents: CollectionState, reader: PartReader) -> Ite
 def find_negative_keys(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
     """Yield the keys that ever have a record of negative multiplicity; otherwise as `find_keys_with_several`.
 
-    This finds keys with two values and the retraction of a third. Cost: all columns are read.
+    This finds keys with two values and the retraction of a third, whose sum is one. Cost: all columns are read.
     """
     yield from _find_wrong_keys(contents, reader, contents.schema.names, None)
 
@@ -210,7 +214,7 @@ def find_negative_keys(contents: CollectionState, reader: PartReader) -> Iterato
 def _find_wrong_keys(
     contents: CollectionState, reader: PartReader, names: Sequence[str], most: int | None
 ) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield keys with more rows than `most`, or fewer than 0, and the time."""
+    """Yield keys, with a time, that had more than `most` or less than 0 rows."""
     schema, first = contents.schema, contents.keyframes[0] if contents.history_from else None
     base = contents.list_parts(first.parts) if first is not None else ()
     whole = Scan(schema, contents.history_parts, 0, contents.resolved, tuple(names), base=base)
@@ -222,7 +226,7 @@ def _find_wrong_keys(
 def _find_wrong_keys_of_slice(
     scan: Scan, schema: CollectionSchema, reader: PartReader, before: int, names: list[str], most: int | None
 ) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield the wrong keys of a slice; names are the columns of the counted unit."""
+    """Yield the wrong keys of one slice; `names` are the columns whose multiplicity is checked."""
     columns = [*names, "_time", "_diff"]
     tables = [scan.empty(columns), *scan.updates(reader, columns)]
     for table in scan.read_base_rows(reader, [*names, "_diff"]):

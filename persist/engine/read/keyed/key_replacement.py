@@ -37,10 +37,10 @@ KEYS_NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class KeyReplacement:
-    """Computes the updates of a keyed collection for new rows, from its present rows; for `compute_differences`.
+    """For `compute_differences`: computes the updates that replace rows of a keyed collection.
 
     Attributes:
-        name: of the collection, for errors.
+        name: the name of the collection in errors.
         where: the condition on removed rows and on new ones; None for all rows.
     """
 
@@ -83,19 +83,19 @@ class KeyReplacement:
             )
         if self.where is not None and (fails := int((~_mark_passing(new, self.where)).sum())):
             raise InvalidUsage(
-                f"where={print_filter(self.where)} is not true for {fails:,} of {len(new):,} rows, so they would come "
-                "beside what is there and not in its place: leave them out, or widen the filter. Nothing was written."
+                f"where={print_filter(self.where)} is not true for {fails:,} of {len(new):,} rows, so they would be "
+                "added without replacing present rows: leave them out, or widen the filter. Nothing was written."
             )
 
     def check_absent(self, new: pa.Table, old: pa.Table, present: pa.Table) -> None:
-        """Raise DuplicateKeys if a new row has the key of a present row that is not replaced."""
+        """Raise DuplicateKeys if a new row has the key of a present row outside of `old`."""
         keys = self.schema.key_names
         taken = match_keys(present, new, keys) & ~match_keys(present, old, keys) & self._mark_live(present)
         if taken.any():
             raise DuplicateKeys(self.name, find_repeated_keys(present, keys, np.flatnonzero(taken)), "keyed")
 
     def _mark_live(self, rows: pa.Table) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-        """Return which rows are not tombstones."""
+        """Return bool[rows]: whether a row is not a tombstone."""
         if self.form.tombstone is None:
             return np.ones(len(rows), np.bool_)
         dead: np.ndarray[Any, np.dtype[np.bool_]]
@@ -106,15 +106,15 @@ class KeyReplacement:
         """Return removed rows as tombstones, with their ordering columns and without values."""
         if self.form.tombstone is None:
             raise InvalidUsage(
-                f"rows of {self.name!r} would go, and a late event could bring them back: the collection orders events "
-                f"by {describe_orders(self.form)} and has no tombstone column to keep what was deleted. Create one "
-                "with tombstone=."
+                f"rows of {self.name!r} would be deleted, and late events could restore them: the collection orders "
+                f"events by {describe_orders(self.form)} and has no tombstone column to record deletions. Create "
+                "one with tombstone=."
             )
         column = mark_deletions(gone, self.form, pa.chunked_array([make_boolean_array(np.ones(len(gone), np.bool_))]))
         if column is None:
             raise InvalidUsage(
-                f"rows of {self.name!r} would go, and only an event can say what their tombstone column "
-                f"{self.form.tombstone!r} holds then: delete their keys with upsert(), by rows in which it is not NULL"
+                f"rows of {self.name!r} would be deleted, and only an event can set their tombstone column "
+                f"{self.form.tombstone!r}: delete their keys with upsert(), by rows in which it is not NULL"
             )
         ended = {name: pa.nulls(len(gone), gone[name].type) for group in self.form.groups for name in group.columns}
         for name, values in {**ended, self.form.tombstone: column}.items():
@@ -147,7 +147,7 @@ def check_one_row_per_key(rows: pa.Table, schema: CollectionSchema, name: str, a
 
 
 def make_kept_filter(where: pc.Expression | None, schema: CollectionSchema) -> pc.Expression | None:
-    """Return the filter of rows outside of an overwrite, which must not have keys of new rows; None without any."""
+    """Return a filter of the rows that an overwrite with `where` keeps; None without any."""
     if where is None or {*schema.key_names}.issuperset(list_referenced_columns(where, schema.arrow)):
         return None
     return ~pc.coalesce(where, pc.scalar(False))

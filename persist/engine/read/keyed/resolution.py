@@ -140,7 +140,7 @@ def resolve_events(
 
 
 class Folds:
-    """A cache of resolutions for reads, so that many reads of one state resolve once; safe for many threads."""
+    """A cache of resolved events for reads, so that many reads of one state resolve once. Safe for many threads."""
 
     def __init__(self, cache: Cache) -> None:
         self._kept: Kind[_Unresolved, tuple[Part, ...]] = cache.add_kind(
@@ -161,7 +161,8 @@ class Folds:
 
         Args:
             machine, reader: called only if something must be resolved.
-            end: resolve only events before it, so that a machine may fail on later ones; None for all.
+            end: resolve only events before this time; a machine that fails on later events then does no harm. None for
+                all.
         """
         parts: tuple[Part, ...] | None = ()
         if list_due_parts(contents, contents.upper):
@@ -180,7 +181,7 @@ class Folds:
 
 
 def _resolve_to_parts(contents: CollectionState, machine: Machine, end: int, reader: PartReader) -> tuple[Part, ...]:
-    """Return the updates of unresolved events before end, as parts in memory."""
+    """Resolve the pending events before `end`; return the updates as parts in memory."""
     tables = resolve_events(contents, contents.schema, machine, end, reader)
     encoded = (data_and_part for table in tables for data_and_part in encode_parts(table, contents.schema))
     return tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
@@ -199,8 +200,8 @@ def require_machine(machine: Machine | None, form: KeyedForm, collection: str) -
     """Return the machine of a collection; raise SchemaMismatch if this client does not have it."""
     if machine is None:
         raise SchemaMismatch(
-            f"the collection {collection!r} has the machine {describe_machine(form.machine)}, which is not known here, "
-            "and events are to be resolved: open it with create_or_load(..., keyed=Keyed(machine=...))"
+            f"the collection {collection!r} has the machine {describe_machine(form.machine)}, which this process "
+            "lacks, and events must be resolved: open it with create_or_load(..., keyed=Keyed(machine=...))"
         )
     return machine
 
@@ -240,10 +241,10 @@ SHARE = 4  # This fraction of the rows must be resolved between two searches for
 def _find_floor(
     contents: CollectionState, schema: CollectionSchema, form: KeyedForm, start: int, reader: PartReader
 ) -> pa.Scalar | None:
-    """Return a lower bound of the ordering column for all pending and future events from start on.
+    """Return a value of the ordering column that no later or pending event is below.
 
-    None without a late bound, or if an event may have NULL there. Cost: reading the ordering column of pending parts
-    with such times.
+    Only events from `start` on count. Return None without a late bound, or if an event may have NULL in that column.
+    Cost: reading the ordering column of pending parts with such times.
     """
     if contents.late_bound in (None, WATERMARK_OF_NULL) or form.groups:
         return None  # Tombstones keep the orders of groups, which the late bound does not limit.
@@ -261,20 +262,20 @@ def _find_floor(
 
 
 class Purged:
-    """Tombstones to retract at a time; rows have the columns of key and value."""
+    """Unneeded tombstones that a resolution retracts at a time."""
 
     def __init__(self, rows: pa.Table, time: int) -> None:
         self._rows = rows
         self._time = time
 
     def keep_tombstones(self, keys: pa.Table) -> None:
-        """Keep the tombstones of keys that have events."""
+        """Do not retract the tombstones of keys that have events."""
         if not len(self._rows):
             return
         self._rows = self._rows.filter(make_boolean_array(~match_keys(self._rows, keys, keys.column_names)))
 
     def updates(self, schema: CollectionSchema) -> pa.Table:
-        """Return the retractions."""
+        """Return the updates that retract the tombstones."""
         times = make_int64_array(np.full(len(self._rows), self._time, np.int64))
         diffs = make_int64_array(np.full(len(self._rows), -1, np.int64))
         columns = [*self._rows.select([*schema.names]).columns, times, diffs]
@@ -282,14 +283,14 @@ class Purged:
 
 
 class Purging:
-    """Decides when to search for unneeded tombstones; safe for many threads."""
+    """Decides when to search for unneeded tombstones, and finds them; safe for many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._resolved: Counter[str] = Counter()
 
     def count_resolved(self, collection: str, rows: int) -> None:
-        """Count resolved updates."""
+        """Count the updates that resolutions of a collection made."""
         with self._lock:
             self._resolved[collection] += rows
 

@@ -3,9 +3,9 @@
 Arrow decodes all values of a column in a row group, so the cost is the number of columns and row groups that are
 decoded:
 
-    row groups     that cannot hold a key are left out, if the first key column is among the columns of the keys
-    columns        of the keys are decoded one by one, of row groups of which some rows may still be requested
-    other columns  are decoded of row groups with such rows, and only these rows are kept
+    row groups     are left out if they cannot hold a key; this needs the first key column among the requested ones
+    key columns    are decoded one by one, in row groups of which some rows may still be requested
+    other columns  are decoded in row groups with requested rows, and only these rows are kept
 
 Each row group is verified once, before any of it is decoded. Several are decoded together, because each call of Arrow
 costs. Nothing is cached: reused memory costs no page faults, which took a third of the time.
@@ -54,7 +54,7 @@ def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa
     The caller drops the others. Memory: the result, and a few row groups for each thread.
 
     Args:
-        scan: of all keys, without a filter.
+        scan: a scan of all keys, without a filter.
         keys: NULL is a value like others.
 
     Returns:
@@ -80,6 +80,7 @@ def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa
 
 
 def _cast_keys(scan: Scan, keys: pa.Table) -> pa.Table:
+    """Return requested values with the types of the columns of a scan."""
     return keys.cast(scan.empty(keys.column_names).schema)
 
 
@@ -100,13 +101,13 @@ def _is_comparable(kind: pa.DataType) -> bool:
 
 
 def _sort_first_key(scan: Scan, keys: pa.Table) -> SortedKeys | None:
-    """Return the requested values of the first key column; None for any value."""
+    """Return the sorted requested values of the first key column; None if it is not requested."""
     names = scan.schema.key_names[:1]
     return SortedKeys.of(keys, names) if names and names[0] in keys.column_names else None
 
 
 def _estimate_part_bytes(part: Part, scan: Scan, first: SortedKeys) -> int:
-    """Estimate the decoded size of a part between samples that have a requested key between them, in bytes."""
+    """Estimate the decoded size of the rows of a part near requested keys, in bytes."""
     samples = KeySamples.of(part, scan.schema, 1)
     bounds = None if samples is None else first.count_bounds(samples.keys)
     if samples is None or bounds is None or len(bounds[0]) < 2:
@@ -118,7 +119,10 @@ def _estimate_part_bytes(part: Part, scan: Scan, first: SortedKeys) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Row groups of a part, or the whole part without groups. `is_base`: the part belongs to the keyframe."""
+    """The unit of reading: some row groups of a part, or a whole part without row groups.
+
+    `is_base`: the part belongs to the keyframe.
+    """
 
     part: Part
     is_base: bool
@@ -127,10 +131,10 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """One look-up.
+    """One bulk look-up in a scan.
 
     Attributes:
-        tests: columns, and the requested values of each.
+        tests: the columns that select rows, with the requested values of each.
         first: requested values of the first key column; None for any value.
     """
 
@@ -180,6 +184,7 @@ class _Search:
         return negate_diffs(table) if scan.sign < 0 and not piece.is_base else table
 
     def _read_part(self, part: Part, columns: list[str]) -> pa.Table:
+        """Return the requested rows of a part that is read as a whole."""
         table = self.reader.table(part, Request(self.scan.schema, columns))
         for name, values in self.tests:
             table = table.filter(pc.is_in(table[name], values))
@@ -208,7 +213,8 @@ class _Search:
     def _find_requested(self, file: OpenFile, groups: Sequence[int]) -> tuple[pa.Table, Rows | None]:
         """Return the key columns of the possibly requested rows of row groups, and these rows, ascending.
 
-        Rows of None mean all rows, without key columns. If no row is requested, columns may be missing.
+        If the second result is None, all rows are requested, and the table has no columns. If no row is requested,
+        columns may be missing.
         """
         keys: dict[str, pa.ChunkedArray] = {}
         rows: Rows | None = None

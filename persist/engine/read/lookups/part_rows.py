@@ -53,7 +53,7 @@ class KeySamples:
 
     @property
     def nbytes(self) -> int:
-        """About what it takes."""
+        """The approximate size in memory, in bytes."""
         return 1000 + self.keys.nbytes
 
     @classmethod
@@ -81,7 +81,7 @@ class KeySamples:
 
 
 def _decode_samples(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return an array of values in the form of descriptors."""
+    """Decode key values of a descriptor to an Arrow array."""
     if (pat.is_integer(kind) or pat.is_temporal(kind)) and None not in values:
         stored = np.dtype(f"{'u' if pat.is_unsigned_integer(kind) else 'i'}{kind.bit_width // 8}")
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.array(values, stored))])
@@ -94,8 +94,8 @@ class GroupBounds:
 
     Attributes:
         firsts: the first row of each group, then the number of all rows.
-        group_count_max: of a block, which is consecutive row groups that are read together.
-        leasts, greatests: of the first key field by group, ascending; None if a group has no bounds.
+        group_count_max: the most row groups of a block, which are consecutive and read together.
+        leasts, greatests: the bounds of the first key field in each group; None if a group has no bounds.
     """
 
     firsts: Numbers
@@ -105,7 +105,7 @@ class GroupBounds:
 
     @property
     def nbytes(self) -> int:
-        """About what it takes."""
+        """The approximate size in memory, in bytes."""
         limits = 0 if self.leasts is None or self.greatests is None else self.leasts.nbytes + self.greatests.nbytes
         return 1000 + self.firsts.nbytes + limits
 
@@ -187,9 +187,9 @@ class PartRows:
 
     Args:
         parts: several only if the collection has key columns.
-        types: for the cache: the version of a single part, and `CollectionSchema.reading`.
+        types: a part of the cache key: the version of a single part, and `CollectionSchema.reading`.
         columns: the requested columns besides the key columns.
-        fields: of the key columns, then of the others.
+        fields: the fields of the key columns, then of the other columns.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ class PartRows:
         return self._known_bounds
 
     def _select_groups(self, requested_keys: SortedKeys | None) -> Blocks:
-        """Return the row groups that may hold requested keys, by block. A look-up calls this twice with its keys."""
+        """Return the row groups that may hold requested keys, by block; the last result is cached."""
         if self._is_small:
             return [(*WHOLE, [])]
         if self._selected is None or self._selected[0] is not requested_keys:
@@ -335,7 +335,7 @@ class PartRows:
         return self._selected[1]
 
     def _select_touched(self, rows: Numbers, groups: Sequence[int]) -> Sequence[int]:
-        """Return those of some row groups that contain some rows."""
+        """Return the row groups, among `groups`, that contain some of the rows."""
         if len(groups) < 2:
             return groups
         touched: list[int] = np.unique(self._load_bounds().firsts.searchsorted(rows, "right") - 1).tolist()
@@ -469,16 +469,20 @@ class PartRows:
         return 0 if span == WHOLE else int(self._load_bounds().firsts[span[0]])
 
     def _count_rows(self, span: Span) -> int:
+        """Return the number of rows in a span of row groups."""
         return self._part.rows if span == WHOLE else int(self._load_bounds().firsts[span[1]]) - self._find_start(span)
 
     @property
     def _bounds_name(self) -> Hashable:
+        """The cache key of the bounds of the row groups."""
         return self._id, "bounds", self._types
 
     def _name(self, columns: tuple[str, ...], span: Span) -> Hashable:
+        """Return the cache key of columns of some rows."""
         return self._id, span, columns, self._types
 
     def _make_file_name(self, columns: tuple[str, ...], span: Span) -> str:
+        """Return the name of the file that caches columns of some rows."""
         return json.dumps([self._id, *span, columns, self._types])
 
 
@@ -498,6 +502,7 @@ def decode_dictionaries(columns: Sequence[pa.ChunkedArray], fields: pa.Schema) -
 
 
 def _batch(piece: Piece) -> pa.RecordBatch:
+    """Return cached rows as a record batch."""
     return piece.batch if isinstance(piece, SortedKeys) else piece
 
 

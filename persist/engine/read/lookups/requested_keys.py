@@ -24,7 +24,7 @@ def find_distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
 
     Args:
         keys: an iterable of keys in the form of `Collection.write`, or Arrow data with exactly the key columns.
-        schema: of the collection.
+        schema: the schema of the collection.
 
     Raises:
         InvalidUsage: a key has another shape, or a field cannot hold its value; the message names its index.

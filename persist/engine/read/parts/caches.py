@@ -88,7 +88,7 @@ class PartIndexes:
 
 
 class PartCaches:
-    """The caches that all readers of one client share.
+    """The caches of parts that all readers of one client share.
 
     They do not depend on the client, so another client of the location may use them later.
     """
@@ -105,7 +105,7 @@ class PartCaches:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The cut between two slices of a part, and the arguments of their reads.
+    """The place where one slice of a part ends and the next begins, with the arguments of their reads.
 
     Attributes:
         request: its filter is compared by identity: expressions can be neither hashed nor compared.
@@ -171,7 +171,7 @@ DAMAGED = (ValueError, pa.ArrowException, OSError, struct.error, IndexError)
 
 
 class SpilledRows:
-    """The files of one location in a cache folder; safe to use from many threads. Disk errors are never raised.
+    """Decoded rows in files of a cache folder; safe for many threads. Disk errors are never raised.
 
     Attributes:
         room: bounds the folder.
@@ -270,9 +270,11 @@ class SpilledRows:
             os.unlink(path)
 
     def _make_full_key(self, name: str) -> bytes:
+        """Return the name with the location, as bytes."""
         return f"{self._location}\n{name}".encode()
 
     def _path(self, name: str) -> str:
+        """Return the path of the file for a name."""
         return self.room.make_path(xxhash.xxh3_128_hexdigest(self._make_full_key(name)), "rows")
 
 

@@ -53,8 +53,8 @@ class PartReader:
     Args:
         blob: the store of the parts.
         executor: decodes several parts at a time; None for one after the other.
-        caches: of footers and of rows of point reads, shared with other readers; None for its own.
-        memory_budget: of a read; see `Settings.memory_budget`.
+        caches: footers and rows of point reads, shared with other readers; None for separate caches.
+        memory_budget: the memory of one read; see `Settings.memory_budget`.
         spilled: files of large rows of point reads, or None.
     """
 
@@ -80,6 +80,7 @@ class PartReader:
 
     @cached_property
     def _leftovers(self) -> SliceLeftovers:
+        """The rows that were decoded for one slice and belong to the next."""
         return SliceLeftovers(self._compute_share(4))  # Made at first use: a point read has none.
 
     def with_leftovers(self, bytes_max: int) -> "PartReader":
@@ -94,7 +95,7 @@ class PartReader:
 
     @property
     def slice_bytes(self) -> int:
-        """The decoded size of one slice, so that merging it and reading the next one fit the budget."""
+        """The decoded size of one slice, in bytes: merging it and reading the next fit the budget."""
         return self._compute_share(5)
 
     @property
@@ -117,7 +118,7 @@ class PartReader:
         return self.memory_budget < MEMORY_BUDGET
 
     def _compute_share(self, share: int) -> int:
-        """Return a share of the budget. A small budget is cut finer, which takes up to half more CPU time."""
+        """Return the budget divided by `share`, or by 8 if the budget is small, in bytes."""
         return self.memory_budget // (8 if self._is_tight else share)
 
     def tables(
@@ -348,7 +349,7 @@ class PartReader:
         *,
         use_threads: bool = True,
     ) -> pa.Table:
-        """Return requested rows of some of consecutive row groups, from the bytes of all of them."""
+        """Return requested rows of the row groups `wanted`, from the bytes of the consecutive `groups`."""
         index = self.index(part, request.schema)
         pieces = _split_groups(index, groups, wanted, data)
         return decode_groups(pieces, index, part, request, use_threads=use_threads and not self._is_tight)
@@ -409,7 +410,7 @@ def _read_in_order(
     An inline part is in memory and small, so it is decoded by the caller.
 
     Args:
-        freed_bytes: after so many allocated bytes, the allocator is asked to return freed memory.
+        freed_bytes: after so many allocated bytes, the allocator returns freed memory to the system.
         alone_bytes: a piece of at least this size is read by the caller.
     """
     under_way: deque[tuple[_PartSection, Future[pa.Table] | None]] = deque()
@@ -456,7 +457,7 @@ class ClaimedRead:
         source: returns the client's reader of parts; raises ClientClosed after its close.
         claim: released when this is closed or freed.
         is_needed: tests whether the newest state of the collection refers to a blob.
-        name: of the collection, for reports of progress.
+        name: the name of the collection, for reports of progress.
     """
 
     def __init__(
@@ -487,7 +488,7 @@ class ClaimedRead:
         return source
 
     def check(self, reader: PartReader) -> PartReader:
-        """Return an earlier result of a call, if the claim still holds; raise as a call does."""
+        """Return `reader`, which an earlier call returned, if the claim still holds; raise as a call does."""
         self()
         return reader
 
@@ -505,7 +506,7 @@ class ClaimedRead:
 
 
 class _Explained:
-    """A context without state, so that point reads can share one object."""
+    """A stateless context that raises LeaseExpired if a missing blob was deleted as unneeded."""
 
     __slots__ = ("_is_needed",)
 

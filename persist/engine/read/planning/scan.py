@@ -1,6 +1,6 @@
 """The plan of a read, as a value.
 
-A `Scan` names parts of a keyframe and of the history. All rows of the former count; of the latter, updates in an
+A `Scan` names parts of a keyframe and of the history. All rows of the keyframe count; updates of the history in an
 interval of times are added or subtracted. It also has a slice of the key space, columns and a filter.
 `persist.engine.read.planning.snapshot_plan` makes it from the state alone. It can be cut into independent slices:
 threads read them here, and tasks in Spark. `persist.engine.read.merging` and `persist.engine.read.following.changes`
@@ -40,7 +40,7 @@ class Scan:
     """The plan of a read: rows of `base`, and updates of `parts` in `time_lower <= time < time_upper`, after `filter`.
 
     Attributes:
-        parts: of the history.
+        parts: the parts of the history.
         columns: the requested key and value columns, in the requested order.
         filter: an expression over key and value columns, or None.
         keys: the slice of the key space.
@@ -124,7 +124,7 @@ class Scan:
     def with_newest_types(self) -> "Scan":
         """Return a scan that reads with the newest types of columns, and returns the types of this schema.
 
-        So a value that does not fit is an error only if the result contains it.
+        So a value that does not fit the older type is an error only if the result contains it.
         """
         wide = find_newest_types(self.schema)
         if wide is self.schema or (self.filter is not None and not _can_filter(self.filter, wide)):
@@ -157,12 +157,11 @@ class Scan:
     def cut_into_slices(self, bytes_max: int, estimate: "Callable[[Scan], int] | None" = None) -> "list[Scan]":
         """Return slices of about bytes_max each, at most twice that, in key order.
 
-        They may be larger if parts have too few sampled keys, of which a part has up to 33. Only too large slices are
-        cut again.
+        They may be larger if parts have too few sampled keys, of which a part has up to 33.
 
         Args:
             bytes_max: the size of the part of a slice that is in memory at a time.
-            estimate: estimates that part of a scan; all decoded rows without it.
+            estimate: returns that size of a scan; without it, the size of all decoded rows.
         """
         estimate = estimate or (lambda scan: scan.memory)
         slices: list[Scan] = []
@@ -180,8 +179,8 @@ class Scan:
     def time_slices(self, bytes_max: int) -> "list[Scan]":
         """Return scans of at most about bytes_max of updates each that together are this one, in time order.
 
-        The sizes are estimates: the updates of a part count as spread evenly. A part is read, piece by piece, for each
-        slice in which it has updates. A larger time is a slice by itself.
+        The sizes are estimates: the updates of a part count as spread evenly over its times. A part is read, piece by
+        piece, for each slice in which it has updates. A single time with more updates is a slice by itself.
         """
         changes: defaultdict[int, Fraction] = defaultdict(Fraction)  # By time: the change of the bytes for each time.
         for part in self.parts:
@@ -217,7 +216,7 @@ class Scan:
                     lifted.list_source_columns(requested)
 
     def keeps_distinct(self, part: Part) -> bool:
-        """Return whether distinct records of a part stay distinct when all columns are read."""
+        """Return whether distinct records of a part stay distinct in this scan's schema."""
         lifted = part.make_lift(self.schema)
         return lifted is None or lifted.is_exact
 
@@ -281,6 +280,7 @@ def narrow_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[str]
 
 
 def _can_filter(filter: pc.Expression, schema: CollectionSchema) -> bool:
+    """Return whether a filter can be evaluated on the columns of a schema."""
     try:
         bind_filter(filter, schema.arrow)
     except (pa.ArrowException, TypeError, ValueError):

@@ -32,13 +32,13 @@ MERGE_COST = 4  # To merge a row costs so many times as much as to decode it.
 
 @dataclass(frozen=True)
 class Explanation(Shown):
-    """The cost of a snapshot; print it.
+    """The cost of reading a snapshot, for people; print it.
 
     Attributes:
         as_of: the time of the snapshot.
         keyframe: the time of the keyframe from which it starts; None without one.
         direction: "forwards" or "backwards" from there in time.
-        parts, bytes, rows: to read, of keyframe and history; rows is an upper bound if parts are cut.
+        parts, bytes, rows: the amount to read, of keyframe and history; rows is an upper bound if parts are cut.
         base_parts, base_bytes, base_rows: the keyframe's share of these.
         memory: the decoded size of all these, in bytes.
         slices: how many independent slices `to_batches` reads one after the other.
@@ -47,7 +47,7 @@ class Explanation(Shown):
             replaces.
         index: the columns of the index that is read instead to find the filter's rows; None without one.
         index_memory: the decoded size of the rows that are read by the index, in bytes.
-        timeline: of the collection, to show times as moments.
+        timeline: the timeline of the collection, to show times as moments.
         unsealed: describes updates at unsealed times, which no snapshot shows; None without any.
     """
 
@@ -93,6 +93,7 @@ class Explanation(Shown):
 
 
 def _format_line(what: str, parts: int, rows: int, size: int) -> str:
+    """Return a line of an explanation: parts, rows and bytes that are read."""
     return f"  {what:<9} {parts:,} parts, {rows:,} rows, {size / 2**20:,.1f} MiB"
 
 
@@ -190,7 +191,7 @@ def _make_scan(
     columns: tuple[str, ...],
     filter: pc.Expression | None,
 ) -> Scan:
-    """Return the scan of a keyframe and the history after or before it."""
+    """Return the scan of a keyframe, and of the history between it and a time."""
     if keyframe is None:
         return Scan(schema, history, 0, as_of + 1, columns, filter)
     base = contents.list_parts(keyframe.parts)
@@ -200,7 +201,7 @@ def _make_scan(
 
 
 def _list_nearest_keyframes(contents: CollectionState, as_of: int) -> list[Keyframe | None]:
-    """Return the nearest keyframes before and after a time, and None if the history is whole.
+    """Return the nearest keyframes before and after a time; also None, if history reaches back to 0.
 
     A farther keyframe never costs less: with the history between, it has at least the records of the nearer one.
     """

@@ -1,8 +1,8 @@
 """Counts and sums over a snapshot, group by group, straight from updates.
 
-Both are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`. So nothing is consolidated: each table of
-updates becomes a *partial*, one row for each of its groups, and partials of equal groups are added up. Memory: one
-decoded table, and a few times the number of groups.
+Counts and sums are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`. So nothing is consolidated: each
+table of updates becomes a *partial*, one row for each of its groups, and partials of equal groups are added up. Memory:
+one decoded table, and a few times the number of groups.
 
 Grouping columns are decoded to dictionaries if files have them. Rows are then added up by dictionary numbers
 (`_number_groups`), without comparing a text for each row.
@@ -64,7 +64,7 @@ Consolidated: TypeAlias = Callable[[tuple[str, ...]], Iterable[pa.Table]]
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """One output: the sum of a column, or a count of its values that are not NULL; of all rows without a column."""
+    """One output: the sum of a column, or a count of its non-NULL values; without a column, a count of all rows."""
 
     output: str
     column: str | None
@@ -150,7 +150,7 @@ def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Co
     """Compute the result of `Snapshot.aggregate`.
 
     Args:
-        scan: the snapshot's; its columns do not matter.
+        scan: the plan of the snapshot; its columns do not matter.
         consolidated: returns the snapshot's records of some columns, with their multiplicities `_diff`.
 
     Raises:
@@ -203,12 +203,12 @@ def _iterate_updates(scan: Scan, reader: PartReader, request: Request) -> Iterat
 
 
 class _Sums:
-    """Partials, and the bounds of their sums.
+    """The partial sums by group of the tables added so far, with bounds of their size.
 
-    Columns of a partial: `g<i>` of the groups; of each *measure*, its limbs `<measure>.<limb>`; of each float column
-    that is added up, `net:<column>` and perhaps `size:<column>`. Measures are `n`, the sum of diffs; `n:<column>`, the
-    sum over rows where the column is not NULL; `sum:<column>`; and, once a float column had values that are not finite,
-    the sums of their diffs: `nan:<column>`, `inf:<column>` and `-inf:<column>`.
+    Columns of a partial: `g<i>`, the grouping columns; `<measure>.<limb>`, the limbs of each *measure*; `net:<column>`
+    and perhaps `size:<column>` for each float column that is added up. Measures are `n`, the sum of diffs;
+    `n:<column>`, the sum over rows where the column is not NULL; `sum:<column>`; and `nan:<column>`, `inf:<column>` and
+    `-inf:<column>`, the sums of the diffs of such values, once a float column had any.
     """
 
     def __init__(self, scan: Scan, request: Request, *, tracks_size: bool) -> None:
@@ -326,7 +326,7 @@ class _Groups:
         self._floats = {name: self._partial[f"net:{name}"].to_numpy() for name in sums.floats}
 
     def list_doubtful_columns(self) -> list[str]:
-        """Return the float columns with a sum that may be inexact because terms cancelled."""
+        """Return the float columns whose sums may be inexact because large terms cancelled."""
         if not self._sums.tracks_size:
             return []
         return [name for name in self._floats if self._is_doubtful(name)]
@@ -379,6 +379,7 @@ class _Groups:
         return sums
 
     def _join_sum(self, measure: str) -> Ints:
+        """Return the sum of a measure for each group."""
         return join_limbs(_list_limbs(self._partial, measure))
 
     def _convert_result(self, values: Ints, type_: pa.DataType, output: Aggregation) -> pa.Array:
@@ -412,7 +413,7 @@ def _sum_groups(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.
 
 
 def _number_groups(keys: Sequence[pa.ChunkedArray]) -> tuple[Rows, list[pa.Array]]:
-    """Return the number of each row's group, and the keys of the groups, some of which may have no row."""
+    """Return the group number of each row, and the keys of all groups; some groups may have no row."""
     codes, *more_codes = [_encode_values(combine_chunks(key)) for key in keys]
     groups, numbers = [codes.dictionary], codes.indices.to_numpy().astype(np.int64)
     for next_codes in more_codes:

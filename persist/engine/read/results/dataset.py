@@ -1,8 +1,8 @@
 """A result as a dataset of PyArrow, so that DuckDB, Polars and other libraries read only what they need.
 
-Such libraries call `scanner` with the columns and the filter of their query, and get a scanner over these. PyArrow's
-C++ calls bypass these methods, and find a missing file whose name points to the right call. This module imports
-pyarrow.dataset, which imports pandas if it is installed: import it late.
+Such libraries call `scanner` with the columns and the filter of their query, and get a scanner over the matching rows.
+Calls of PyArrow's C++ bypass these methods: they fail, with the name of a missing file that points to the right call.
+This module imports pyarrow.dataset, which imports pandas if it is installed: import it late.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ _USE = "read it with to_table(), to_batches() or scanner(), or give their result
 
 # The path at which C++ looks for the rows; its error shows it. A Python file that raises would keep the interpreter's
 # modules alive until after its end, and DuckDB complains then.
-_NOWHERE = f"PyArrow cannot read this dataset by itself, as its rows are those of files merged: {_USE}"
+_NOWHERE = f"PyArrow cannot read this dataset by itself, because its rows are merged from files: {_USE}"
 
 
 class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes without types.
@@ -127,7 +127,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
                     hint = did_you_mean(name, self.schema.names) or ","
                     raise SchemaMismatch(f"the result has no column {name!r}{hint} it has {self.schema.names}")
                 if name in columns[:at]:
-                    raise SchemaMismatch(f"column {name!r} is asked for twice")
+                    raise SchemaMismatch(f"column {name!r} is requested twice")
         try:
             if isinstance(columns, dict):
                 ds.Scanner.from_batches([], schema=self.schema, columns=columns)
@@ -136,18 +136,18 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
                 bind_filter(filter, self.schema)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise InvalidUsage(
-                f"what is asked of the dataset does not fit its columns, {self.schema.names}: {error}"
+                f"the filter or the expressions do not fit the columns {self.schema.names}: {error}"
             ) from error
 
     def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[Any]:
-        raise InvalidUsage(f"this dataset has no fragments, as its rows are those of files merged: {_USE}")
+        raise InvalidUsage(f"this dataset has no fragments, because its rows are merged from files: {_USE}")
 
     _get_fragments = get_fragments
 
     @property
     def children(self) -> Any:
         """The children of the union: none."""
-        raise InvalidUsage(f"this dataset has no children, as its rows are those of files merged: {_USE}")
+        raise InvalidUsage(f"this dataset has no children, because its rows are merged from files: {_USE}")
 
     def replace_schema(self, schema: pa.Schema) -> Any:
         raise InvalidUsage(f"this dataset keeps the columns of its result. To cast them, {_USE}")
@@ -157,4 +157,5 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
 
 def _load_dataset(dataset: ds.Dataset) -> ds.Dataset:
+    """Return a dataset in memory if it is a result; otherwise unchanged."""
     return ds.InMemoryDataset(dataset.to_table()) if isinstance(dataset, ResultDataset) else dataset

@@ -86,12 +86,14 @@ def _claim_place(blob: Blob) -> None:
 
 
 def _check_empty(blob: Blob, besides: str | None) -> None:
+    """Raise InvalidUsage if a store has another object than `besides`."""
     for entry in blob.list(""):
         if entry.key != besides:
             raise _explain_taken_name(blob, entry.key)
 
 
 def _explain_taken_name(blob: Blob, key: str) -> InvalidUsage:
+    """Return the error for an export to a place that has an object at `key`."""
     if key == INCOMPLETE:
         return InvalidUsage(
             f"{blob.url} holds {INCOMPLETE}: another export is under way there, or one was killed. If none is running, "

@@ -6,10 +6,10 @@ For pandas, Arrow would convert integers with a NULL among them to floats, also 
 Polars has no seconds. It multiplies them without a check, so huge values wrap. Here seconds become milliseconds with a
 check.
 
-Columns, predicates and slices of a lazy query reach the read. Those parts of a predicate are pushed down that Arrow
-evaluates like Polars: comparisons of columns with constants and tests for NULL, joined by `&` and `|`. Floats are left
-out, because NaN equals itself in Polars alone. Polars writes the predicate as JSON, and unknown nodes are not pushed
-down. The whole predicate is applied to the rows that were read, so the answer never depends on any of this.
+Columns, predicates and slices of a lazy query reach the read. Conditions of a predicate are pushed down if Arrow
+evaluates them like Polars: comparisons of columns with constants and tests for NULL, joined by `&` and `|`. Floats are
+left out, because NaN equals itself in Polars alone. Polars writes the predicate as JSON, and unknown nodes are not
+pushed down. The whole predicate is applied to the rows that were read, so the answer never depends on push-down.
 """
 
 import io
@@ -56,6 +56,7 @@ def to_frame(table: pa.Table, dtype_backend: DtypeBackend | None, options: Mappi
 
 
 def _make_types_mapper(dtype_backend: DtypeBackend, options: Mapping[str, Any]) -> Any:
+    """Return pandas' `types_mapper` for a `dtype_backend`."""
     import pandas as pd
 
     if dtype_backend not in get_args(DtypeBackend):
@@ -194,7 +195,7 @@ def make_lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any
 
 
 def push_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression | None:
-    """Return an Arrow expression that all rows that meet the predicate pass, or None."""
+    """Return an Arrow filter that is implied by a Polars predicate; None if none can be derived."""
     try:
         written = json.loads(predicate.meta.serialize(format="json"))
     except Exception:  # Python functions cannot be written, and Polars may stop writing others.

@@ -48,9 +48,11 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         raise NotImplementedError
 
     def _read(self) -> Iterator[pa.Table]:
+        """Yield the whole result as tables of bounded size; subclasses implement this."""
         raise NotImplementedError
 
     def _tables(self) -> Generator[pa.Table, None, None]:
+        """Yield the tables of `_read`, with progress reports and explained errors."""
         with self._reading.explain_missing(), report_work("read", self._reading.name, streams=True) as done:
             for table in self._read():
                 done(table.num_rows)
@@ -230,8 +232,7 @@ def _drop_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def require_package(requirement: str, module: str | None = None) -> Any:
     """Import an optional package; `requirement` is for pip, with extras and versions.
 
-    Args:
-        module: to import, if it is not the first word of the requirement.
+    `module`: the module to import, if it is not the first word of the requirement.
 
     Raises:
         InvalidUsage: it is not installed; the message has the command to install it.

@@ -87,17 +87,17 @@ def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
 
 
 class Shortcut(Protocol):
-    """A plan that returns the rows of a scan and reads less than the scan.
-
-    Attributes:
-        columns: of the index that finds the rows.
-        memory: the estimated decoded bytes of all reads.
-    """
+    """A plan that returns the rows of a scan by an index, and reads less than the scan."""
 
     @property
-    def columns(self) -> tuple[str, ...]: ...
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the index that finds the rows."""
+        ...
+
     @property
-    def memory(self) -> int: ...
+    def memory(self) -> int:
+        """The estimated decoded size of all reads, in bytes."""
+        ...
 
     def tables(self, form: Form, reader: PartReader) -> Iterator[pa.Table]:
         """Yield the tables of `read_snapshot` of the scan; all are computed before the first one."""
@@ -115,9 +115,9 @@ class Snapshot(ArrowResult):
     Attributes:
         as_of: the time.
         form: "rows" or "diff".
-        find_by_index: returns a shortcut for a scan, from `count_erasures` of its contents, and the bytes that may be
-            in memory at once.
-        again: for pickling, the collection and the arguments with which another process opens the snapshot again.
+        find_by_index: returns a shortcut for a scan, or None. Its arguments are `count_erasures` of the contents, the
+            scan, and the bytes that may be in memory at once.
+        again: the collection and arguments with which another process opens the pickled snapshot.
     """
 
     _INTERNAL = frozenset(
@@ -334,6 +334,7 @@ class Snapshot(ArrowResult):
             yield from self._python_rows(table)
 
     def _python_rows(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
+        """Yield the rows of a table in the form of `rows`."""
         if not table.num_columns:  # A collection without columns, in rows.
             return iter([(None, None)] * table.num_rows)
         return (iterate_rows if self.form == "rows" else iterate_tuples)(
@@ -344,10 +345,12 @@ class Snapshot(ArrowResult):
         return self._read_tables(self.scan)
 
     def _read_tables(self, scan: Scan) -> Iterator[pa.Table]:
+        """Yield the contents of a scan, by an index if that reads less."""
         tables = self._read_index(scan, self.form)
         return read_snapshot_tables(scan, self.form, self._reading) if tables is None else tables
 
     def _read_index(self, scan: Scan, form: Form) -> Iterator[pa.Table] | None:
+        """Return the contents of a scan by an index; None if no index serves it."""
         by_index = self.by_index(scan)
         try:
             return None if by_index is None else by_index.tables(form, self._reading())
@@ -415,6 +418,7 @@ class Snapshot(ArrowResult):
 
 
 def _open_snapshot(collection: Any, as_of: int, named: Mapping[str, Any]) -> Any:
+    """Open the snapshot that a pickled one names."""
     return collection.snapshot(as_of, **named)
 
 

@@ -22,13 +22,13 @@ _OWN = ("_time", "_progressed", "_diff")
 
 @dataclass
 class Answer:
-    """The answer of a statement.
+    """The result of a statement: its columns and batches, or only a tag.
 
     Attributes:
         tag: the text of CommandComplete, with `{}` for the number of rows.
-        columns: None if it has no rows.
-        is_live: rows come as they happen, so each batch is sent at once.
-        start: runs the statement, if it is not run yet, and returns its answer.
+        columns: None for a statement without rows.
+        is_live: rows of a subscription, so each batch is sent at once.
+        start: runs a statement that is not run yet, and returns its answer.
     """
 
     tag: str
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass
 class Portal:
-    """An answer that is read in pieces: the remainder of a batch, and whether all is sent."""
+    """An answer that a client reads in pieces: the rest of a batch, and whether all rows are sent."""
 
     answer: Answer
     formats: list[int]
@@ -61,7 +61,7 @@ class Prepared:
 
 
 def make_rows_answer(table: pa.Table, tag: str = "SELECT") -> Answer:
-    """Return the answer that has the rows of a table."""
+    """Return an answer with the rows of a table."""
     return Answer(f"{tag} {{}}", [*map(describe_column, table.schema)], iter(table.to_batches()))
 
 
@@ -80,7 +80,7 @@ class RowSender:
         )
 
     def send_rows(self, portal: Portal, limit: int) -> None:
-        """Send rows of a portal: all, or at most so many; and that it is done, or not."""
+        """Send at most `limit` rows of a portal (0: all), and whether it has more."""
         answer = portal.answer
         if portal.is_done:
             self._connection.send(wire.encode_command_complete(answer.tag.format(0)))
@@ -103,7 +103,7 @@ class RowSender:
         self._connection.send(wire.encode_command_complete(answer.tag.format(sent)))
 
     def iterate_batches(self, portal: Portal, limit: int) -> Iterator[pa.RecordBatch]:
-        """Yield the next rows of a portal: all, or at most so many; limit is 0 for all."""
+        """Yield the next batches of a portal, with at most `limit` rows; 0: all."""
         sent = 0
         while not (limit and sent == limit):
             batch = portal.remainder if portal.remainder is not None else self._next_batch(portal.answer)
@@ -156,7 +156,7 @@ class RowSender:
 def iterate_subscription_batches(
     listen: Any, end: int | None, schema: pa.Schema, has_progress: bool, ends: Callable[[], bool]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the updates of a subscription as rows, and its progress, until it ends.
+    """Yield the updates of a SUBSCRIBE as rows, and its progress, until it ends.
 
     `end`: the time before which updates come; None for all.
     """

@@ -80,7 +80,7 @@ class Backend:
         return {about.name: [*map(describe_listed_column, about.columns)] for about in tables}
 
     def listen(self, subscribe: Subscribe) -> tuple[Any, int | None, pa.Schema]:
-        """Return a listener of a collection, the requested end, and the columns.
+        """Return the listen of a SUBSCRIBE, the time at which it ends, and the columns.
 
         Raises CollectionNotFound: there is none.
         """
@@ -98,4 +98,5 @@ class Backend:
 
 
 def _time(text: str) -> int | str:
+    """Return a time as a number if its text has only digits."""
     return int(text) if text.isdecimal() else text

@@ -6,12 +6,12 @@ from persist.services.serve.postgres.wire import Failure
 
 
 class Block:
-    """The block of statements that a session may have open.
+    """The transaction block of a session, if it has one open.
 
     Attributes:
-        is_open: whether there is one.
+        is_open: whether the session has a block.
         is_implicit: whether it began without BEGIN, so it ends without COMMIT.
-        has_failed: whether it runs nothing more.
+        has_failed: whether a statement has failed, so all others are refused.
         changes: how many statements in it changed a collection.
     """
 
@@ -24,7 +24,7 @@ class Block:
 
     @property
     def status(self) -> bytes:
-        """The status that clients are sent."""
+        """The status of the block in the message ReadyForQuery: I, T or E."""
         return b"E" if self.has_failed else b"T" if self.is_open else b"I"
 
     @property
@@ -37,7 +37,7 @@ class Block:
         self.is_open, self.is_implicit, self.has_failed = True, is_implicit, False
 
     def transaction(self, as_of: int | Moment | None) -> Transaction:
-        """Return the transaction, which begins with the first statement."""
+        """Return the transaction of the block; the first call begins it."""
         if self._transaction is None:
             self._transaction = self._queries.begin(as_of)
         return self._transaction
@@ -57,7 +57,7 @@ class Block:
             transaction.close()
 
     def save(self, name: str) -> None:
-        """Begin a savepoint."""
+        """Set a savepoint."""
         self._savepoints.append((name, self.changes))
 
     def release(self, name: str) -> None:

@@ -79,7 +79,7 @@ _REWRITES = re.compile(
 
 
 def rewrite_catalog_query(sql: str, user: str) -> str:
-    """Return a query of Postgres's catalogs as the tables and functions here are called."""
+    """Return a query of Postgres's catalogs with the names of our tables and functions."""
 
     def replace(match: re.Match[str]) -> str:
         if match["kept"] is not None:
@@ -130,6 +130,7 @@ def insert_session_constants(sql: str, session: Settings) -> str:
 
 
 def _quote_text(text: str) -> str:
+    """Return a text as a constant of SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -148,7 +149,7 @@ class Catalog:
     def answer(
         self, sql: str, tables: Sequence[Any], session: Settings, running: Callable[[Callable[[], None]], None]
     ) -> pa.Table | None:
-        """Return the answer of a query; None if it reads something else. `running` takes a function that ends it."""
+        """Return the result of a query; None if it reads other tables. `running` gets a function that cancels it."""
         text = rewrite_catalog_query(sql, session.user)
         with self._lock:
             if self._tables is None:
@@ -190,7 +191,7 @@ class Catalog:
             self._connection.close()
 
     def _create_views(self, connection: Any) -> None:
-        """Create the catalogs without a collection in an empty database."""
+        """Create the catalog tables that do not depend on collections, in an empty database."""
         self._connection = connection
         connection.execute("CREATE SCHEMA pg; CREATE SCHEMA info; CREATE SCHEMA hidden")
         ((version,),) = connection.execute("SELECT version()").fetchall()
@@ -252,11 +253,12 @@ class Catalog:
 
 
 def _name(column: str) -> str:
+    """Return the name of a column in SQL, quoted if necessary."""
     return column if re.fullmatch(r"[a-z_][a-z0-9_]*", column) else '"' + column.replace('"', '""') + '"'
 
 
 def _make_oid(name: str, used: set[int]) -> int:
-    """Return a number of a name. It is the same in every session, because clients use it in a later query."""
+    """Return an unused oid for a name, by its hash: the same in every session, as clients use it later."""
     oid = zlib.crc32(name.encode()) % (2**31 - _FIRST_OID) + _FIRST_OID
     while oid in used:
         oid += 1

@@ -14,7 +14,7 @@ MESSAGE_S = 30.0  # How long a message may take from its first byte.
 
 
 class Connection:
-    """Sends and receives messages; for one thread, but for `end`.
+    """Sends and receives messages of one client; for one thread, but for `end`.
 
     `slow_s`: how long the client may take nothing of its answer.
     """
@@ -29,14 +29,14 @@ class Connection:
         self._deadline_s: float | None = None
 
     def send(self, *pieces: bytes | memoryview) -> None:
-        """Send messages, soon."""
+        """Add messages to a buffer, which is sent when it is full."""
         self._waiting += pieces
         self._waiting_bytes += sum(map(len, pieces))
         if self._waiting_bytes >= SEND_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Send all messages that wait."""
+        """Send all buffered messages."""
         pieces, self._waiting, self._waiting_bytes = self._waiting, [], 0
         self._socket.settimeout(self._slow_s)
         small: list[bytes | memoryview] = []
@@ -51,7 +51,7 @@ class Connection:
             self._socket.sendall(b"".join(small))
 
     def wait_until(self, after_s: float | None) -> None:
-        """Let what comes next arrive within so many seconds from now; None for no limit."""
+        """Limit the time for receiving, in seconds from now; None for no limit."""
         self._deadline_s = None if after_s is None else time.monotonic() + after_s
 
     def receive(self, count: int) -> bytes:
@@ -114,7 +114,7 @@ class Connection:
             self._socket.close()
 
     def linger(self) -> None:
-        """Read a little of what a client still sends: it may not see an error if unread bytes remain at the end."""
+        """Read some more bytes of the client: with unread bytes at the end, it may not see an error."""
         self._socket.settimeout(0.1)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)

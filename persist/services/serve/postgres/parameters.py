@@ -116,10 +116,12 @@ def make_exact_numeric(constant: str) -> str:
 
 
 def _quote(text: str) -> str:
+    """Return a text as a constant of SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def _parse_blob(value: bytes) -> str:
+    """Return bytes as a constant of SQL."""
     return f"from_hex('{value.hex()}')"
 
 

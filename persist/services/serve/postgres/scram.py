@@ -22,12 +22,14 @@ _ITERATIONS = 4096
 
 @dataclass(frozen=True)
 class _Keys:
+    """SCRAM's StoredKey and ServerKey of a token."""
+
     stored: bytes
     server: bytes
 
 
 class Scram:
-    """Checks proofs of the tokens of a server. `tokens`: by token, whether it allows writing."""
+    """Checks clients' proofs that they have a token of the server. `tokens`: by token, whether it may write."""
 
     def __init__(self, tokens: Mapping[str, bool]) -> None:
         self._salt = os.urandom(16)
@@ -45,7 +47,7 @@ class Scram:
 
 
 class Exchange:
-    """One exchange with a client; `challenge` is what it is sent first."""
+    """The login of one client; `challenge` is the first message to it."""
 
     def __init__(self, keys: list[tuple[_Keys, bool]], salt: bytes, binding: str, bare: str, nonce: str) -> None:
         self._keys = keys
@@ -78,11 +80,12 @@ class Exchange:
 
 
 def _derive_keys(token: str, salt: bytes) -> _Keys:
-    """Return the keys that a token has with a salt."""
+    """Return SCRAM's keys of a token and a salt."""
     salted = hashlib.pbkdf2_hmac("sha256", token.encode(), salt, _ITERATIONS)
     client = hmac.digest(salted, b"Client Key", "sha256")
     return _Keys(hashlib.sha256(client).digest(), hmac.digest(salted, b"Server Key", "sha256"))
 
 
 def _parse_fields(text: str) -> dict[str, str]:
+    """Return the fields `letter=value` of a message, by letter."""
     return {part[0]: part[2:] for part in text.split(",") if part[1:2] == "="}

@@ -107,7 +107,7 @@ class PostgresServer(Closes):
                 client.thread.start()
 
     def forget(self, pid: int) -> None:
-        """Count a client no more."""
+        """Remove a client that has gone."""
         with self._lock:
             self._clients.pop(pid, None)
 
@@ -137,6 +137,7 @@ def _make_tls_context(certificate: tuple[str | bytes, str | bytes]) -> ssl.SSLCo
 
 
 def _refuse(connection: Connection) -> None:
+    """Send the error of too many connections, and disconnect."""
     failure = Failure("53300", f"there are {CONNECTIONS_MAX} connections already: try again later")
     with contextlib.suppress(OSError), contextlib.closing(connection):
         connection.send(wire.make_error_message(failure, "FATAL"))
@@ -204,7 +205,7 @@ class _Client:
     # The login.
 
     def _log_in(self) -> SessionOfClient | None:
-        """Return the session of a client that logs in; None if it has only cancelled a statement."""
+        """Log the client in; return its session, or None if it has only cancelled a statement."""
         options = self._read_options()
         if options is None:
             return None
@@ -243,7 +244,7 @@ class _Client:
         else:
             raise ProtocolViolation("there are too many requests before the first message")
         if self._server.tls is not None and not connection.has_tls:
-            raise Failure("28000", "this server speaks with TLS only: connect with sslmode=require")
+            raise Failure("28000", "this server only accepts TLS: connect with sslmode=require")
         options = wire.read_startup(body[4:])
         unknown = [name for name in options if name.startswith("_pq_.")]
         if code != wire.PROTOCOL or unknown:
@@ -266,6 +267,7 @@ class _Client:
         return may_write
 
     def _authenticate_by_scram(self) -> bytes:
+        """Return the next message of a client that logs in."""
         self._connection.flush()
         self._connection.wait_until(GREETING_S)
         if self._connection.receive(1) != b"p":

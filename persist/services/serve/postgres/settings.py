@@ -58,7 +58,7 @@ _UNITS_S = {"us": 1e-6, "": 1e-3, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0
 
 
 class Settings:
-    """The user, the database, the number and the settings of a session. `values` are the present ones, by name.
+    """The user, database, process id and settings of a session. `values`: the present settings, by name.
 
     `check_time`: raises Failure if a text is not a time.
     """
@@ -72,7 +72,7 @@ class Settings:
         self._before: dict[str, tuple[str, bool]] = {}
 
     def begin(self, options: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Take the settings of a first message; return the settings that are sent at the start."""
+        """Apply the settings of the first message; return the settings to send to the client."""
         chosen = [(name, value) for name, value in options.items() if name not in _NO_SETTINGS]
         for name, value in [*chosen, *parse_options(options.get("options", ""))]:
             self.set(name, value)
@@ -106,11 +106,11 @@ class Settings:
         return (name, self.values[name]) if name in _SENT and self._defaults else None
 
     def reset(self) -> None:
-        """Set all to what they were at the start."""
+        """Set all settings to their values at the start."""
         self.values.update(self._defaults)
 
     def find(self, words_of_name: str) -> tuple[str, str] | None:
-        """Return the name and the value of a setting, None if there is none."""
+        """Return the name and the value of a setting; None if it does not exist."""
         bare = " ".join(words_of_name.strip().strip('"').lower().split())
         name = _canonical_name(
             {"transaction isolation level": "transaction_isolation", "time zone": "TimeZone"}.get(bare, bare)
@@ -152,7 +152,7 @@ class Settings:
                 "Start the server with --write, and connect with its write token if it has one.",
             )
         if self.as_of is not None:
-            raise Failure("25006", f"{AS_OF} is set: a statement changes what is there now. Say RESET {AS_OF} first")
+            raise Failure("25006", f"{AS_OF} is set, and statements change only present contents: RESET {AS_OF} first")
         if self.values["transaction_read_only" if is_in_block else "default_transaction_read_only"] == "on":
             raise Failure("25006", f"cannot execute {verb} in a read-only transaction")
 
@@ -171,6 +171,7 @@ def _parse_timeout(value: str) -> float:
 
 
 def _parse_modes(sql: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield the settings that transaction modes set, such as READ ONLY."""
     for word in re.findall(r"READ\s+(ONLY|WRITE)", sql, re.IGNORECASE):
         yield f"{prefix}_read_only", "on" if word.upper() == "ONLY" else "off"
     for level in re.findall(r"ISOLATION\s+LEVEL\s+(SERIALIZABLE|REPEATABLE|READ)", sql, re.IGNORECASE):
@@ -200,10 +201,11 @@ def parse_options(options: str) -> list[tuple[str, str]]:
 
 
 def _canonical_name(name: str) -> str:
-    """Return a setting's name as it is written here."""
+    """Return the usual spelling of a setting's name."""
     return next((setting for setting in _SETTINGS if setting.lower() == name.lower()), name.lower())
 
 
 def _unquote(text: str) -> str:
+    """Return the value of a setting without quotes and semicolon."""
     text = text.strip().rstrip(";").strip()
     return text[1:-1].replace("''", "'") if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text

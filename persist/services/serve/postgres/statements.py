@@ -163,6 +163,7 @@ def infer_parameter_types(sql: str, declared: Sequence[int], tables: Mapping[str
 
 
 def _blank_text(match: re.Match[str]) -> str:
+    """Return an empty text for a quoted one, and other matches unchanged."""
     is_name = match["parameter"] or match["cast"] or match[0][:1] == '"'
     return match[0] if is_name else "''"
 
@@ -214,7 +215,9 @@ def parse_copy(sql: str) -> Copy:
         raise Failure("0A000", f"COPY has no option {next(iter(options))} here")
     is_delimiter = len(separator.encode()) == 1 and separator not in '\n\r\\".' and not separator.isalnum()
     if not is_delimiter or any(mark in null for mark in "\n\r" + separator):
-        raise Failure("22023", "the DELIMITER of COPY is one mark, such as | or a tab; NULL does not contain it")
+        raise Failure(
+            "22023", "the DELIMITER of COPY is one character, such as | or a tab, which NULL does not contain"
+        )
     return Copy(query, form, separator, null, header)
 
 
@@ -232,12 +235,13 @@ def _parse_copy_options(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _unquote(text: str) -> str:
+    """Return a text without its single quotes."""
     return text[1:-1].replace("''", "'") if text.startswith("'") else text
 
 
 @dataclass(frozen=True)
 class Subscribe:
-    """A `SUBSCRIBE`: the collection, and what of it.
+    """A parsed SUBSCRIBE: a collection, and the times and rows to send.
 
     Attributes:
         as_of: the time after which updates come; None for the latest one.
@@ -319,7 +323,7 @@ def parse_fetch(sql: str) -> tuple[str, str, int | None]:
 
 
 def check_chain(sql: str) -> None:
-    """Raise Failure for AND CHAIN."""
+    """Raise Failure if a COMMIT or ROLLBACK has AND CHAIN."""
     if re.search(r"\bAND\s+CHAIN\b", sql, re.IGNORECASE):
         raise Failure("0A000", "AND CHAIN is not served: say BEGIN again")
 

@@ -76,7 +76,7 @@ def describe_column(field: pa.Field) -> Column:
 
 
 def describe_listed_column(field: pa.Field) -> Column:
-    """Return the description of a column in a list of columns. A column of an unknown type is a text there."""
+    """Return the description of a column for a list of columns; an unknown type is text."""
     try:
         return describe_column(field)
     except Failure:
@@ -93,6 +93,7 @@ def _to_plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _find_extension_oid(kind: pa.BaseExtensionType) -> int | None:
+    """Return the oid of an extension type, or None."""
     return {"arrow.uuid": UUID, "arrow.json": JSON}.get(kind.extension_name)
 
 
@@ -178,6 +179,7 @@ def encode_copy_rows(batch: pa.RecordBatch, separator: str, null: str, *, csv: b
 
 
 def _escape_texts(values: pa.Array, separator: str) -> pa.Array:
+    """Return texts with the escapes of COPY."""
     for character, letter in zip("\\\n\r\t\b\f\v", "\\nrtbfv", strict=True):
         values = pc.replace_substring(values, character, "\\" + letter)
     return values if separator == "\t" else pc.replace_substring(values, separator, "\\" + separator)
@@ -194,6 +196,7 @@ def _quote_elements(values: pa.Array, separator: str, null: str) -> pa.Array:
 
 
 def _find_nulls(values: pa.Array) -> np.ndarray:
+    """Return whether each value is NULL."""
     return np.asarray(values.is_null().to_numpy(zero_copy_only=False))
 
 
@@ -203,17 +206,18 @@ def _measure_lengths(values: pa.Array) -> np.ndarray:
 
 
 def _encode_prefixes(sizes: np.ndarray) -> pa.Array:
+    """Return each length as four bytes, most significant first."""
     return _split_fixed_entries(np.ascontiguousarray(sizes.astype(">i4")))
 
 
 def _split_fixed_entries(rows: np.ndarray) -> pa.Array:
-    """Return the bytes of each entry of an array whose entries have one size."""
+    """Return each entry of an array as bytes; all entries have one size."""
     offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.dtype.itemsize
     return _make_binary_array(offsets, rows.tobytes())
 
 
 def _make_binary_array(offsets: np.ndarray, data: bytes, nulls: np.ndarray | None = None) -> pa.Array:
-    """Return an array of bytes over offsets and data."""
+    """Return an Arrow array of bytes from its offsets and data."""
     buffers = [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)]
     values = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
     return values if nulls is None or not nulls.any() else pc.if_else(pa.array(nulls), None, values)
@@ -250,6 +254,7 @@ def _decode_dictionary(array: pa.Array) -> pa.Array:
 
 
 def _get_storage(array: pa.Array) -> pa.Array:
+    """Return the stored values of an extension array; other arrays unchanged."""
     return array.storage if isinstance(array.type, pa.BaseExtensionType) else array
 
 
@@ -317,11 +322,12 @@ def _check_years(seconds: np.ndarray) -> None:
 
 
 def _strip_zeros(text: pa.Array) -> pa.Array:
-    """Return texts that end with a point and six digits without the zeros at their ends."""
+    """Return texts with six decimal places without their trailing zeros."""
     return pc.replace_substring_regex(text, r"\.?0*$", "")
 
 
 def _format_intervals(array: pa.Array) -> pa.Array:
+    """Return intervals as text."""
     digit_text = [None if value is None else _format_interval(*value) for value in _list_intervals(array)]
     return pa.array(digit_text, pa.string())
 
@@ -443,7 +449,7 @@ def encode_values(array: pa.Array) -> pa.Array:
 
 
 def _get_numbers(array: pa.Array, oid: int) -> tuple[np.ndarray, str]:
-    """Return the values of a column whose binary values are numbers, 0 for NULL, and the type of these numbers."""
+    """Return a column as numbers (0 for NULL), and the type in which Postgres sends them."""
     if oid == DATE:
         days = _to_days(array)
         return np.where(np.abs(days) == DAYS_MAX, days, days - _EPOCH_DAYS) - (days == -DAYS_MAX), ">i4"
@@ -463,6 +469,7 @@ def _get_numbers(array: pa.Array, oid: int) -> tuple[np.ndarray, str]:
 
 
 def _to_days(array: pa.Array) -> np.ndarray:
+    """Return dates as days since 1970, 0 for NULL."""
     days = array.cast(pa.date32()).cast(pa.int32())
     return np.asarray(days.fill_null(0)).astype(np.int64)
 
@@ -490,6 +497,7 @@ def _to_whole_us(nanoseconds: np.ndarray) -> np.ndarray:
 
 
 def _to_whole_us_time(array: pa.Array) -> pa.Array:
+    """Return times of day in microseconds. Raises Failure if digits would be lost."""
     if array.type == pa.time64("ns"):
         us = _to_whole_us(np.asarray(array.cast(pa.int64()).fill_null(0)))
         return pa.array(us, pa.int64(), mask=_find_nulls(array)).cast(pa.time64("us"))

@@ -18,11 +18,11 @@ AUTH_OK, AUTH_SASL, AUTH_SASL_CONTINUE, AUTH_SASL_FINAL = 0, 10, 11, 12
 
 
 class ProtocolViolation(Exception):
-    """A message does not follow the protocol, so what comes after it cannot be read."""
+    """A message does not follow the protocol, so later messages cannot be read."""
 
 
 class Failure(Exception):
-    """An error for the client: its SQLSTATE, the fault with its remedy, and more about what to do.
+    """An error for the client: its SQLSTATE, a message with the remedy, and a hint.
 
     `position`: the character of the statement that it is about, counted from 1.
     """
@@ -66,12 +66,12 @@ def encode_parameter_status(name: str, value: str) -> bytes:
 
 
 def encode_ready(status: bytes) -> bytes:
-    """Return the message that a statement may come: status is `I`, or `T` or `E` within a block."""
+    """Return ReadyForQuery; status: I outside of a block, T inside, E in a failed one."""
     return encode_message(b"Z", status)
 
 
 def encode_command_complete(tag: str) -> bytes:
-    """Return the message that a statement is done."""
+    """Return CommandComplete, the message that a statement has ended."""
     return encode_message(b"C", encode_text(tag))
 
 
@@ -89,6 +89,7 @@ def notice(code: str, value: str) -> bytes:
 
 
 def _report(kind: bytes, severity: str, code: str, value: str, more: Sequence[tuple[bytes, str]] = ()) -> bytes:
+    """Return the message of an error or a warning."""
     fields = [(b"S", severity), (b"V", severity), (b"C", code), (b"M", value), *more]
     return encode_message(kind, b"".join(name + encode_text(value) for name, value in fields) + b"\0")
 
@@ -108,12 +109,12 @@ def encode_parameter_description(oids: Sequence[int]) -> bytes:
 
 
 def copy_out(columns: int, form: int) -> bytes:
-    """Return the message that data of a COPY follow."""
+    """Return CopyOutResponse, the message before the data of a COPY."""
     return encode_message(b"H", struct.pack(f"!bh{columns}h", form, columns, *[form] * columns))
 
 
 def encode_negotiation(unknown: Sequence[str]) -> bytes:
-    """Return the message that only version 3.0 is spoken, without some options."""
+    """Return the message that only protocol 3.0 is served, without these options."""
     return encode_message(b"v", struct.pack("!ii", PROTOCOL, len(unknown)) + b"".join(map(encode_text, unknown)))
 
 
@@ -130,7 +131,7 @@ class Reader:
         return self._at == len(self._body)
 
     def read_bytes(self, count: int) -> bytes:
-        """Return so many bytes."""
+        """Return the next `count` bytes."""
         end = self._at + count
         if count < 0 or end > len(self._body):
             raise ProtocolViolation("a message is shorter than it says")

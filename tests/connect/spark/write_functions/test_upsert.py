@@ -248,7 +248,7 @@ def test_machines_and_functions_of_users_run_in_tasks(spark: SparkSession, tmp_p
         persist.spark.upsert(batch, location, "users", time=time, seal=time + 1, where="tasks")
     assert rows(location)["0", "'a'", "1", "2"] == rows(location)["1", "'b'", "2", "None"] == 1
     batch = spark.createDataFrame([(1, 2.0, 5), (1, 3.0, 6), (1, 1.0, 7)], "id long, x double, _time long")
-    with pytest.raises(SchemaMismatch, match="not known here"):
+    with pytest.raises(SchemaMismatch, match="which this process lacks"):
         persist.spark.upsert(batch, location, "best", seal=8)
     persist.spark.upsert(batch, location, "best", seal=8, where="tasks", machine=highest)
     with persist.open(location, mode="read") as client:
