@@ -22,6 +22,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -105,10 +106,9 @@ def group_by_module(tests: Iterable[str]) -> dict[str, list[str]]:
 def shorten(chosen: set[str], tests: Iterable[str]) -> list[str]:
     """Return names for the chosen tests: one for a module or a test with cases, if all of them are chosen."""
     of_module, of_function = group_by_module(tests), defaultdict(set)
-    for test in of_module.values():
-        for case in test:
-            of_function[case.partition("[")[0]].add(case)
-    names = set()
+    for test in chain(*of_module.values()):
+        of_function[test.partition("[")[0]].add(test)
+    names: set[str] = set()
     for test in chosen:
         module, function = test.partition("::")[0], test.partition("[")[0]
         is_whole_module = chosen.issuperset(of_module[module])
