@@ -355,7 +355,7 @@ def _choose_cause(error: Exception, secrets: tuple[str, ...]) -> Exception | Non
 
 
 def _iterate_secrets(options: object, *, is_secret: bool = False) -> Iterator[str]:
-    """Yield the options whose names sound like secrets."""
+    """Yield option values whose own or enclosing name sounds like a secret."""
     if isinstance(options, Mapping):
         for name, value in options.items():
             yield from _iterate_secrets(value, is_secret=is_secret or _SOUNDS_SECRET.search(str(name)) is not None)

@@ -292,7 +292,7 @@ _GROUP_FIELD = pa.field(GROUP, pa.int64(), nullable=False)
 
 
 def number_groups(rows: pa.Table, keys: pa.Table) -> Ints:
-    """Return for each row the position of its key in `keys`."""
+    """Return for each row its key's position in `keys`, which have all."""
     if not len(rows):
         return np.zeros(0, np.int64)
     groups = SortedKeys(keys).count_less(SortedKeys(rows.select(keys.column_names)))
