@@ -202,7 +202,7 @@ class _Computation(Future[T]):
         self._calls = [call]  # Taking it is atomic.
 
     def compute(self) -> Callable[[], object]:
-        """Make the call; return a function that publishes its result."""
+        """Make the call unless another thread does; return a function that publishes."""
         try:
             call = self._calls.pop()
         except IndexError:

@@ -336,7 +336,7 @@ def _is_absent(error: Exception) -> bool:
 
 
 def _find_misconfiguration(what: str, error: Exception, secrets: tuple[str, ...]) -> StoreMisconfigured | None:
-    """Return the error for a wrong URL or wrong credentials, or None."""
+    """Return the error of a wrong URL or credentials; None if retryable."""
     if isinstance(error, FileNotFoundError):
         return StoreMisconfigured(f"{what}: {_redact_error(error, secrets)}. Create the bucket, or correct the URL.")
     if isinstance(error, (PermissionError, io.UnsupportedOperation)) or "Credentials" in type(error).__name__:
