@@ -306,7 +306,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
             InvalidUsage: DuckDB is not installed, or refuses the query; or as_of is set for a statement, or time for a
                 query.
             AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
-            DuplicateKeys: a statement would give a key of a keyed collection several rows.
+            DuplicateKeys: a statement would write several rows for a key of a keyed collection.
         """
         self.engine.check_open("sql")
         _check_text("query", query)

@@ -67,9 +67,9 @@ class View(Collection):
 
         Args:
             policy: "incremental" refuses to read all of an input; "auto" allows it.
-            timeout_s: give up after so many seconds.
-            memory_limit: give up when this process takes so many bytes more than before. Both limits are tested between
-                operators, so one operator may exceed them.
+            timeout_s: raise LimitReached after so many seconds.
+            memory_limit: the same when this process takes so many bytes more than before. Both limits are tested
+                between operators, so one operator may exceed them.
 
         If the query fails on a row, such as by an overflow, the view stays at its last time. Once the row is retracted,
         it continues at the latest time. The times at which the query fails cannot be read.
@@ -80,7 +80,7 @@ class View(Collection):
 
         Warns:
             persist.sql.InputBehind: the view has no answer, or lacks updates of an input, because another input is not
-                sealed as far; the text says how far.
+                sealed as far; the text shows how far.
 
         Raises:
             LimitReached: it reached a limit. The view stays at its last time.

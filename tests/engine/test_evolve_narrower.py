@@ -170,6 +170,7 @@ def test_a_keyframe_of_a_later_time_is_read_backwards_with_an_older_version(clie
 
 def test_a_schema_that_was_not_widened_is_read_as_it_is(client: persist.Client) -> None:
     c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int32()})
+    c.write([((0, 1), 0, 1)]).result()
     c.evolve(add={"w": pa.int32()}, rename={"v": "x"})
     c.write([((1, (1, 2)), 0, 1)], seal=1).result()
     for version in (1, 2):

@@ -300,6 +300,14 @@ def test_a_late_bound_refuses_late_rows(client: persist.Client) -> None:
     assert held(orders) == [(1, 4, "x")]
 
 
+def test_a_tombstone_without_an_order_is_forgotten_where_there_is_a_late_bound(client: persist.Client) -> None:
+    keyed = persist.Keyed(order_by=["ts"], late_bound=Behind(3), tombstone="gone")
+    orders = client.create_or_load("orders", key={"id": int}, value=VALUE, keyed=keyed)
+    orders.upsert([(1, (1, "x", None, True)), (2, (2, "y", 10, False))]).result()
+    with pytest.raises(persist.InvalidUsage, match="no row to update for id=1"):
+        orders.update([{"id": 1, "gone": True}]).result()
+
+
 ROWS = st.fixed_dictionaries(
     {"id": st.integers(0, 1)},
     optional={"a": st.none() | st.integers(0, 9), "b": st.none() | st.sampled_from("xyz"), "ts": st.integers(0, 4)},

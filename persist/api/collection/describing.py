@@ -351,7 +351,7 @@ class IndexingCalls(CollectionBase):
         An index follows renamed columns. If columns are added, dropped or widened, the next refresh builds it anew.
 
         Args:
-            columns: key or value columns; a look-up has to give all of them.
+            columns: key or value columns; a look-up must have values for all of them.
 
         Raises:
             SchemaMismatch: a column is unknown, or there twice.

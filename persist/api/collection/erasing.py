@@ -66,7 +66,7 @@ class ErasingCalls(CollectionBase):
         """Search the store for erased values; return the objects that have them.
 
         Parts are searched for matching rows. Every other object from before the last erasure counts as having them,
-        unread. If there are no such objects, the result proves the erasure. Keys and conditions are not logged.
+        unread. A result without objects proves the erasure. Keys and conditions are not logged.
 
         Args:
             keys, where: as for `erase`; without them, only objects from before the erasure count.

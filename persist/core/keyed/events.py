@@ -48,7 +48,7 @@ def make_event_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) ->
 
     `fields`: the fields of an event besides its key; in a collection that has evolved, its value fields.
     """
-    if schema.version == 1 and not schema.known:
+    if not schema.known:
         return _make_event_schema(schema.key, fields, schema.timeline)
     return _evolve_event_schema(schema, schema.known)
 

@@ -214,7 +214,7 @@ class MoveToLost:
         self._blob.create(LOST + key, data)
         if self._blob.get(LOST + key) != data:
             raise CorruptBlob(
-                LOST + key, f"it is not what {key} holds, which was to be copied there: move it elsewhere"
+                LOST + key, f"it is not what {key} holds, which a repair has to copy there: move it elsewhere"
             )
         return True
 

@@ -60,6 +60,8 @@ def test_events_may_be_a_stream_and_have_a_time_of_their_own(client: persist.Cli
     users.upsert(pa.RecordBatchReader.from_batches(batches[0].schema, iter(batches)), time="at", seal=9).result()
     assert contents(users) == {0: "0", 1: "1", 2: "2", 3: "3", 4: "4", 5: "4"}
     assert users.snapshot(2).count() == 4
+    users.upsert([(0, "x", 9), (0, "z", 11), (0, "y", 10)], seal=12).result()
+    assert contents(users)[0] == "z"
 
 
 def test_what_one_client_asks_is_done_in_call_order(client: persist.Client) -> None:

@@ -51,6 +51,7 @@ def test_a_tombstone_is_an_event_that_keeps_its_watermark(tmp_path: Path) -> Non
         users = made(client, "users")
         users.upsert([(1, (5, "a", False), 0), (1, (6, "bye", True), 1), (2, (3, None, True), 1)], seal=2).result()
         assert [*users.upserts(0, 2)] == [(1, (5, "a", False), 0), (1, None, 1), (2, None, 1)]
+        assert users.upserts(0, 2).schema.field("v").nullable, "a deletion may have no values"
         assert users.upserts(1, 2).to_arrow().to_pylist() == [
             {"k": 1, "at": 6, "v": "bye", "gone": True, "_time": 1, "_deleted": True},
             {"k": 2, "at": 3, "v": None, "gone": True, "_time": 1, "_deleted": True},

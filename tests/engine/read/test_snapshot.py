@@ -74,6 +74,7 @@ def test_a_filter_by_position_is_refused_wherever_a_filter_is_taken(
         with pytest.raises(persist.InvalidUsage, match="by its position; write its name"):
             use()
     assert c.snapshot(0, where=pc.field("n") == 4).count() == 6
+    assert c.changes(0).dataset().count_rows((pc.field("_time") == 0) & (pc.field("n") == 4)) == 6
 
 
 def test_the_word_for_a_position_may_be_a_name_or_a_text(client: persist.Client) -> None:

@@ -1,5 +1,7 @@
 """What a read says of its plan, and of blobs that are not there."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -39,6 +41,8 @@ def test_a_plan_says_which_keyframe_it_begins_at_and_what_it_reads_of_the_histor
             "  keyframe  1 parts, 10,000 row",
             "  history   1 parts, 1 rows, 0.",
         ]
+        indexed = replace(later, index=("a", "b"), index_memory=3 << 19)
+        assert str(indexed).endswith("  index     a, b: 1.5 MiB decoded, in place of the above")
 
 
 def test_a_part_that_is_needed_and_not_there_is_damage_and_no_late_read(blob: MemoryBlob) -> None:

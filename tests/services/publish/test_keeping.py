@@ -76,7 +76,7 @@ def test_a_table_gets_a_version_after_a_span(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("every", ["", "often", "0 minutes", "10 weeks", 5])
 def test_nothing_to_follow_is_refused(client: persist.Client, every: Any) -> None:
-    with pytest.raises(persist.InvalidUsage, match="is nothing to follow"):
+    with pytest.raises(persist.InvalidUsage, match="is not a schedule"):
         orders(client, 1).publish("delta", every=every)
 
 

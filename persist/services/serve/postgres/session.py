@@ -114,6 +114,7 @@ class SessionOfClient:
             raise Failure("57014", self._cancelled)
 
     def _set_running(self, interrupt: Callable[[], object]) -> None:
+        """Note the function that cancels the running statement."""
         with self._lock:
             self._running = interrupt
         self._check_cancelled()
@@ -187,6 +188,7 @@ class SessionOfClient:
             self._commit()
 
     def _handle_query(self, sql: str) -> None:
+        """Answer the simple protocol: run the statements of a text."""
         check_length(sql)
         self._text = sql
         statements = split_statements(sql)
@@ -211,6 +213,7 @@ class SessionOfClient:
             answer.close()
 
     def _handle_parse(self, reader: Reader) -> None:
+        """Answer Parse: store a prepared statement."""
         name, sql, oids = reader.read_text(), reader.read_text(), reader.read_int32_list()
         self._text = sql
         check_length(sql)
@@ -230,6 +233,7 @@ class SessionOfClient:
         return self._prepared[name]
 
     def _handle_bind(self, reader: Reader) -> None:
+        """Answer Bind: make a portal of a prepared statement and parameters."""
         portal, prepared = reader.read_text(), self._find(reader.read_text())
         self._text = prepared.sql
         forms, values = reader.read_int16_list(), [reader.read_value() for _ in range(reader.read_count())]
@@ -270,6 +274,7 @@ class SessionOfClient:
         return self._run_statement(sql)
 
     def _handle_describe(self, reader: Reader) -> None:
+        """Answer Describe: send the columns of a portal or prepared statement."""
         kind, name = reader.read_bytes(1), reader.read_text()
         if kind == b"P":
             portal = self._find_portal(name)
@@ -300,6 +305,7 @@ class SessionOfClient:
         return self._portals[name] if name in self._portals else self._find_cursor(name)
 
     def _execute(self, reader: Reader) -> None:
+        """Answer Execute: send rows of a portal. A change outside of a block waits."""
         portal, limit = self._find_portal(reader.read_text()), reader.read_int32()
         if portal.answer.is_change and not self.block.is_open:
             self._waiting = portal
@@ -316,6 +322,7 @@ class SessionOfClient:
                 self._sender.send_rows(portal, limit)
 
     def _handle_close(self, reader: Reader) -> None:
+        """Answer Close: forget a portal or prepared statement."""
         kind, name = reader.read_bytes(1), reader.read_text()
         if kind == b"S":
             self._prepared.pop(name, None)
@@ -373,6 +380,7 @@ class SessionOfClient:
         return Answer("SELECT {}", columns, result.to_batches(), result.close)
 
     def _ask(self, sql: str) -> QueryResult:
+        """Run a query, in the open block or at `persist.as_of`."""
         if not self.block.is_open:
             return self._queries.run(sql, as_of=self._settings.as_of)
         return self.block.transaction(self._settings.as_of).query(sql)
@@ -479,7 +487,6 @@ class SessionOfClient:
     # Settings.
 
     def _run_set(self, sql: str) -> Answer:
-        """Run a SET."""
         is_local = list_first_words(sql)[1:2] == ["LOCAL"]
         for name, value in parse_set(sql):
             if self.block.is_open:
@@ -491,25 +498,22 @@ class SessionOfClient:
     def _change_setting(self, name: str, value: str | None) -> None:
         """Change a setting, and send it to the client; None is its value at the start."""
         if name.lower() == AS_OF and self.block.has_begun:
-            raise Failure("25001", f"{AS_OF} is set before the first statement of a block")
+            raise Failure("25001", f"{AS_OF} can only be set before the first statement of a block")
         if status := self._settings.set(name, value):
             self._connection.send(wire.encode_parameter_status(*status))
 
     def _run_reset(self, sql: str) -> Answer:
-        """Run a RESET."""
         name = sql.split()[-1]
         self._settings.reset() if name.upper() == "ALL" else self._change_setting(name, None)
         return Answer("RESET")
 
     def _run_show(self, sql: str) -> Answer:
-        """Run a SHOW."""
         setting = self._settings.find(re.sub(r"^\s*SHOW\s+", "", sql, flags=re.IGNORECASE))
         if setting is None:
             return self._run_query(sql)
         return make_rows_answer(pa.table({setting[0]: pa.array([setting[1]], pa.string())}), "SHOW")
 
     def _run_discard(self, sql: str) -> Answer:
-        """Run a DISCARD."""
         if self.block.is_open:
             raise Failure("25001", "DISCARD cannot run inside a transaction block")
         self._prepared.clear()
@@ -518,7 +522,6 @@ class SessionOfClient:
         return Answer("DISCARD ALL")
 
     def _run_deallocate(self, sql: str) -> Answer:
-        """Run a DEALLOCATE."""
         name = sql.split()[-1].strip('"')
         if name.upper() == "ALL":
             self._prepared.clear()
@@ -530,7 +533,6 @@ class SessionOfClient:
     # Cursors.
 
     def _run_declare(self, sql: str) -> Answer:
-        """Run a DECLARE of a cursor."""
         name, query, is_binary = parse_declare(sql)
         if not self.block.is_open:
             raise Failure("25P01", "DECLARE CURSOR can only be used in transaction blocks")
@@ -549,7 +551,6 @@ class SessionOfClient:
         raise Failure("34000", f'there is no cursor "{name}"')
 
     def _run_fetch(self, sql: str) -> Answer:
-        """Run a FETCH or MOVE of a cursor."""
         verb, name, limit = parse_fetch(sql)
         portal = self._find_cursor(name)
         batches = iter(()) if limit == 0 else self._sender.iterate_batches(portal, limit or 0)
@@ -559,7 +560,6 @@ class SessionOfClient:
         return Answer("FETCH {}", portal.answer.columns, batches, is_live=portal.answer.is_live)
 
     def _run_close(self, sql: str) -> Answer:
-        """Run a CLOSE of a cursor."""
         name = sql.split()[-1]
         closed = [*self._cursors.values()] if name.upper() == "ALL" else [self._find_cursor(name)]
         for portal in closed:

@@ -152,7 +152,7 @@ class Settings:
                 "Start the server with --write, and connect with its write token if it has one.",
             )
         if self.as_of is not None:
-            raise Failure("25006", f"{AS_OF} is set: a statement changes what is there now. Say RESET {AS_OF} first")
+            raise Failure("25006", f"{AS_OF} is set, and statements change only present contents: RESET {AS_OF} first")
         if self.values["transaction_read_only" if is_in_block else "default_transaction_read_only"] == "on":
             raise Failure("25006", f"cannot execute {verb} in a read-only transaction")
 

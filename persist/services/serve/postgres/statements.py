@@ -215,7 +215,9 @@ def parse_copy(sql: str) -> Copy:
         raise Failure("0A000", f"COPY has no option {next(iter(options))} here")
     is_delimiter = len(separator.encode()) == 1 and separator not in '\n\r\\".' and not separator.isalnum()
     if not is_delimiter or any(mark in null for mark in "\n\r" + separator):
-        raise Failure("22023", "the DELIMITER of COPY is one mark, such as | or a tab; NULL does not contain it")
+        raise Failure(
+            "22023", "the DELIMITER of COPY is one character, such as | or a tab, which NULL does not contain"
+        )
     return Copy(query, form, separator, null, header)
 
 
