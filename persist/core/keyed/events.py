@@ -209,7 +209,7 @@ def list_unchanged(events: pa.Table, schema: CollectionSchema) -> pa.Array:
 
 
 def has_column(text: str, at: int) -> bool:
-    """Return whether a partial event, by its `GIVEN`, sets value column `at`."""
+    """Return whether an event's text in `GIVEN` sets value column `at`."""
     return text.split(" ")[1][at] == "1"
 
 
