@@ -132,7 +132,7 @@ def decode_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _undo_encodings(array: pa.Array) -> pa.Array:
-    """Return an array in a plain type, without dictionaries or views inside."""
+    """Undo encodings at all depths, so that an array has its `get_stored_type`."""
     kind = array.type
     plain = get_stored_type(kind)
     if plain == kind:
