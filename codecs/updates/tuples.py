@@ -125,7 +125,7 @@ def _transpose_side(values: list[Any], side: Side) -> list[list[Any]]:
 
 
 def _are_dicts(values: list[Any], side: Side) -> bool:
-    """Return whether keys or values are dicts by field name."""
+    """Return whether values name their fields; a dict may be one field's value."""
     if not values or not side.fields or type(values[0]) in _PLAIN:
         return False
     if not isinstance(values[0], Mapping) and not is_dataclass_instance(values[0]):

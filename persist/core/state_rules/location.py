@@ -83,7 +83,7 @@ class TakenOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: BlobRef
 
     def allows(self, checkpoint: BlobRef) -> bool:
-        """Return whether a checkpoint is this basis, or newer than its declaration."""
+        """Return whether a checkpoint is this basis, or includes its declaration."""
         return checkpoint == self.checkpoint or (parse_checkpoint_seqno(checkpoint.blob) or 0) >= self.seqno
 
 

@@ -29,7 +29,7 @@ AGES = ("grace_s", "log_retention_s")  # The times that are measured by the ages
 
 
 class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The newest policy, and earlier ones, each with its last seqno."""
+    """The newest policy; earlier ones, oldest first, with their replacement's seqno."""
 
     newest: Policy
     before: tuple[tuple[Seqno, Policy], ...] = ()
