@@ -352,7 +352,7 @@ def describe_lacking_columns(names: Iterable[str], null: str = "None") -> str:
 
 
 def find_misordered(values: Sequence[Any], places: tuple[str, ...]) -> Any:
-    """Return the first named tuple whose fields differ from `places`, or None."""
+    """Return the first named tuple with fields in another order, or None."""
     for kind in {*map(type, values)}:
         fields = getattr(kind, "_fields", ()) if issubclass(kind, tuple) else ()
         if fields and any(name in fields and fields.index(name) != at for at, name in enumerate(places)):

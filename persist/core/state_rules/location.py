@@ -153,7 +153,7 @@ def check_writer(
 
 
 def _grant_lease(control: LocationState, mutation: kinds.GrantLease, _: int) -> LocationState:
-    """Return control with a new or renewed lease."""
+    """Return control with a new or renewed lease; `reads_from` never goes back."""
     check_holder(mutation.holder)
     if not is_id(mutation.lease):
         raise ValueError(f"{mutation.lease[:200]!r} is not the id of a lease")

@@ -350,7 +350,7 @@ def test_a_part_opens_in_duckdb_and_polars_alone(tmp_path: Path) -> None:
     path = tmp_path / "part.parquet"
     path.write_bytes(data)
     expected = decode_part(data, part, ORDERS).to_pylist()
-    assert duckdb.sql(f"SELECT * FROM '{path}'").to_arrow_table().to_pylist() == expected
+    assert duckdb.connect().sql(f"SELECT * FROM '{path}'").to_arrow_table().to_pylist() == expected
     assert polars.read_parquet(path).to_arrow().to_pylist() == expected
     assert pq.read_table(path, page_checksum_verification=True).to_pylist() == expected
 
