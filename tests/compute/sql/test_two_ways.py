@@ -411,6 +411,7 @@ def test_a_refresh_that_must_not_recompute_names_the_operator_that_would(client:
         view.refresh(policy="incremental")
     assert view.upper == persist.Antichain(1)
     view.open_state()
+    assert sum(report.kept_updates for report in view.live.operators()) > 0
     change(client, 2, 99)
     view.refresh(policy="incremental")  # It has its state, and recomputes nothing.
     assert view.upper == persist.Antichain(3)
