@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ci_only import WORTH, choose
 from tests.support.paths import ROOT
-from tests.support.tiers import is_in
+from tests.support.tiers import is_in, read_ci_only
 
 SUITE = """
 import pytest
@@ -80,3 +81,18 @@ def test_the_first_tier_makes_the_same_few_examples_each_time(tmp_path: Path) ->
 @pytest.mark.thorough
 def test_a_share_that_is_none_is_refused(tmp_path: Path) -> None:
     assert "--thorough 20: the share must be from 0 to 1" in run(tmp_path, "--thorough=20")
+
+
+def test_dear_tests_without_lines_of_their_own_are_for_ci_only() -> None:
+    costs_s = {"cheap": 0.01, "dear": 1.0, "dear twin": 1.1, "dear and idle": 0.5, "test_x.py::test_rule_1_holds": 9.0}
+    lines = {("log.py", number) for number in range(int(2 * WORTH))}
+    by_test = {"cheap": {("log.py", 0)}, "dear": lines, "dear twin": lines, "dear and idle": {("log.py", 0)}}
+    assert choose(costs_s, by_test) == {"dear twin", "dear and idle"}
+
+
+def test_each_test_that_only_ci_runs_exists() -> None:
+    for name in read_ci_only():
+        module, _, test = name.partition("::")
+        assert f"def {test.partition('[')[0]}(" in (ROOT / module).read_text() if test else (ROOT / module).exists(), (
+            name
+        )

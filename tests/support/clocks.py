@@ -53,4 +53,5 @@ class DatedBlob(MemoryBlob):
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         for entry in super().list(prefix, start_after):
-            yield replace(entry, modified_s=self._dates[entry.key])
+            # Another thread may have created the value, and not dated it yet.
+            yield replace(entry, modified_s=self._dates.get(entry.key, self.clock.wall_ms() / 1000))

@@ -1,23 +1,31 @@
-"""Two tiers of tests: what `scripts/test` runs, and what only `scripts/test --all` runs, which is marked.
+"""Tiers of tests: what `scripts/test` runs, what CI adds, and what only `scripts/test --all` runs.
 
-The first tier has a test of each behaviour and is the same every day. A test that shows more cases of a behaviour, and
-takes seconds for it, is of the second tier. It says so itself, or its module does by a `pytestmark`:
+The first tier has a test of each behaviour and is the same every day. `scripts/test` runs it without the tests that
+`ci_only.txt` names, which are dear and run no line of their own (`tests.support.ci_only` chooses them). CI runs all.
+
+A test that shows more cases of a behaviour, and takes seconds for it, is of the second tier. It says so itself, or its
+module does by a `pytestmark`:
 
     @pytest.mark.thorough                     # the whole test
     @pytest.mark.thorough(except_every=7)     # all of its cases but the 1st, 8th, 15th …
 
-`pytest --thorough SHARE` runs the first tier and this share of the second. The test's name alone decides whether it is
-in the share, so a share is the same on each machine and every day, and a larger share holds a smaller one. Only the
-whole, which is share 1, holds tests of the second tier that are marked as `costly`. Pytest without this option runs
-everything that it is given. Unless everything is run, Hypothesis makes a tenth of the examples that a property asks for
-by `examples(n)`, and makes the same ones each time.
+`pytest --thorough 0` runs what `scripts/test` runs. With a greater SHARE it runs the whole first tier, and this share
+of the second. The test's name alone decides whether it is in the share, so a share is the same on each machine and
+every day, and a larger share holds a smaller one. Only the whole, which is share 1, holds tests of the second tier that
+are marked as `costly`. Pytest without this option runs everything that it is given. Unless everything is run,
+Hypothesis makes a tenth of the examples that a property asks for by `examples(n)`, and makes the same ones each time.
 """
 
 import hashlib
+import os
 from collections import Counter
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.paths import CI_ONLY
 
 IS_THOROUGH = pytest.StashKey[bool]()  # Of a test: whether it is of the second tier.
 THOROUGH, QUICK = 100, 10  # Examples of a property that does not say how many it wants.
@@ -41,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         metavar="SHARE",
         default=1.0,
-        help="run the first tier of the tests, and this share of the second, from 0 to 1, which is the default",
+        help="the share of the second tier to run, from 0 to 1, the default; 0 leaves out what only CI runs, too",
     )
 
 
@@ -60,11 +68,24 @@ def pytest_report_header(config: pytest.Config) -> str:
     return "tier: everything" if share == 1 else f"tier: the first, and {share:.0%} of the second"
 
 
+@cache
+def read_ci_only() -> frozenset[str]:
+    """Return the cases, tests and modules that only CI runs."""
+    return frozenset(CI_ONLY.read_text().splitlines())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip a module that only CI runs, unless CI runs it."""
+    name = os.path.relpath(collection_path, config.rootpath)
+    return (config.getoption("thorough") == 0 and name in read_ci_only()) or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     share = config.getoption("thorough")
     seen: Counter[str] = Counter()  # Cases of each function.
-    left_out = []
+    ci_only = read_ci_only() if share == 0 else frozenset()
+    left_out = [item for item in items if not ci_only.isdisjoint((item.nodeid, item.nodeid.partition("[")[0]))]
     for item in items:
         if marks := list(item.iter_markers("thorough")):
             function = item.nodeid.partition("[")[0]

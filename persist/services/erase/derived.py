@@ -1,6 +1,6 @@
 """Finds the relatives of a collection, which share records with it, and collections with results of queries on them.
 
-An erasure also erases from the relatives: clones, and the collections that they were cloned from; from no others.
+An erasure also erases from the relatives: clones of the collection, and the collections that it was cloned from.
 
 A view begins anew when something is erased from its inputs, because its definition determines its contents. A clone of
 a view only has the view's rows: it cannot be determined which of them come from an erased record. So an erasure reports

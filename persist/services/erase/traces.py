@@ -3,8 +3,8 @@
 An object may contain erased values for one of two reasons:
 
 - It is *from before* the erasure. Records of the log, checkpoints and the objects that they name contain the least and
-  greatest values of parts. So every such object that is older than the erasure and mentions the collections is a trace,
-  without being read.
+  greatest values of parts. So every such object that is older than the erasure and mentions the collections counts as a
+  trace without being read.
 - It has *rows*. So every part in the store or in the log is read and searched, even if no state names it.
 
 Texts that must not remain anywhere, such as an address, are searched for in every object: as plain text, in base64, and

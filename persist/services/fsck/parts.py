@@ -45,7 +45,7 @@ _REFUSED = "until it is back, a write with a token that is not among the newest 
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """The collection of a part, with what is needed to read the part."""
+    """The collection of a part, with the schema and names for reading the part."""
 
     id: str
     name: str

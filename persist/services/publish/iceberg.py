@@ -254,7 +254,7 @@ READER_BEGAN_MS = 60_000  # A load publishes no later than this after the transa
 
 
 def get_moment_ms(handle: CollectionHandle, time: int) -> int | None:
-    """Return the moment of a time in ms since 1970; None if it has none that Iceberg can store."""
+    """Return the moment of a time in ms since 1970; None without one up to the year 9999."""
     try:
         moment = handle.find_moment(time)
     except InvalidUsage:  # It is after the year 9999.

@@ -229,7 +229,7 @@ class Planner:
         return [*lying.values()]
 
     def _find_touched_keys(self, scan: Scan, rest: Sequence[Part], reader: PartReader) -> SortedKeys | None:
-        """Return the keys of the updates in `rest`, which may cancel rows of other parts; None if there are none."""
+        """Return the keys of updates in `rest` that may cancel rows of other parts; None without any."""
         keys = [*scan.schema.key_names]
         based = {id(part) for part in scan.base}
         if not keys or not rest:

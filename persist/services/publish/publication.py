@@ -98,7 +98,7 @@ class TableFormat(Protocol):
     name: str  # Of the table: that of the format, or of a pinned time.
 
     def check(self, schema: CollectionSchema, options: Mapping[str, str]) -> None:
-        """Raise InvalidUsage if a table cannot have such columns, or options."""
+        """Raise InvalidUsage if a table of the format cannot have these columns or options."""
 
     def store_deletes(
         self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool, options: Mapping[str, str]
@@ -338,7 +338,7 @@ def list_published(handle: CollectionHandle) -> list[Published]:
 
 
 def _get_lasting_options(publication: Publication | None) -> dict[str, str]:
-    """Return those options of a table that its next versions keep: the format version and the place in a catalog."""
+    """Return the options that later versions of a table keep: the format version and the catalog's name for it."""
     names = ("catalog", "identifier", REPLACES, FORMAT_VERSION)
     return {} if publication is None else {name: value for name, value in publication.options.items() if name in names}
 

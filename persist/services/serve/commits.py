@@ -1,7 +1,7 @@
 """Commits for others: passes requests of clients to the server's committer, and returns the answers.
 
-A request is answered when all of its operations are decided: each is in the log, rejected for good, or in doubt; in
-doubt, the client reads the log. Operations of one client are queued in the order of its requests. The operations of all
+A request is answered when each of its operations is in the log, rejected, or in doubt. The client looks for an
+operation in doubt in the log. Operations of one client are queued in the order of its requests. The operations of all
 clients are committed together, like those of one (`persist.engine.write.committer`).
 
 An operation is in doubt here only if the store gave the server no clear answer, the server ends, the client has

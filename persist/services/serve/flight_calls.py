@@ -9,7 +9,7 @@ server does not help: three requests of strangers end it (measured: SIGABRT at 1
     a connection       headers of HEADER_BYTES_MAX, CALLS_A_CONNECTION_MAX calls;
                        HANDSHAKE_S to begin, and IDLE_S without a call
     calls              calls_max; a message of MESSAGE_BYTES_MAX, which must come within RECEIVE_S,
-                       and what has several, at RECEIVE_BYTES_A_SECOND
+                       and calls of several messages, at RECEIVE_BYTES_A_SECOND
 
 An error reaches the client as its class and message, never with a traceback, or the folder of the location.
 

@@ -37,7 +37,7 @@ GRACE_S = 1  # For answers under way when the server is stopped.
 
 @dataclass(frozen=True)
 class Served:
-    """Something that can be opened: its URL, a function that serves until interrupted, and one that ends it."""
+    """An HTTP server: its URL, a function that serves until interrupted, and one that ends it."""
 
     url: str
     run: Callable[[], None]

@@ -103,7 +103,7 @@ def encode_fields(*fields: tuple[int, bytes | memoryview | int]) -> bytes:
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield the fields of a message by number. Raises ValueError if it is none of whole numbers and bytes."""
+    """Yield the fields of a message by number. Raises ValueError for fields of other types."""
     at = 0
     while at < len(message):
         tag, at = _decode_varint(message, at)

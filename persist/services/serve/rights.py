@@ -55,7 +55,7 @@ class NotAllowed(Exception):
 
 
 class Tokens:
-    """The tokens of a server. If `token` is None, reading needs none; `write_token` allows writing as well."""
+    """The tokens of a server. If `token` is None, everybody may read; `write_token` also allows writing."""
 
     def __init__(self, token: str | None = None, write_token: str | None = None) -> None:
         reads = {Right.READ} if write_token is not None else {Right.READ, Right.COMMIT}

@@ -116,8 +116,8 @@ class Server(Closes):
         store: BlobCalls | None = None,
         hidden: str,
     ) -> None:
-        """Begin to serve; see `Client.serve`. With a committer, others may have it commit for them; with queries, it
-        speaks Flight SQL; with a store, others open the location through it. No error shows the location, `hidden`.
+        """Begin to serve; see `Client.serve`. With a committer, it commits for clients; with queries, it answers Flight
+        SQL; with a store, clients open the location through it. No error shows the URL of the location, `hidden`.
         """
         address = _check_addresses(url, token, certificate, insecure)
         self._commits = None if committer is None else CommitsForOthers(committer, follower)

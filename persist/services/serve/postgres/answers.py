@@ -74,7 +74,7 @@ class RowSender:
         self._check = check
 
     def send_columns(self, columns: list[Column] | None, formats: list[int]) -> None:
-        """Send the description of rows; columns is None if there are none."""
+        """Send the columns of rows, in formats 0 (text) or 1 (binary); None: there are no rows."""
         self._connection.send(
             wire.encode_message(b"n") if columns is None else wire.make_row_description(columns, formats)
         )

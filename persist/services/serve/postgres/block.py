@@ -61,7 +61,7 @@ class Block:
         self._savepoints.append((name, self.changes))
 
     def release(self, name: str) -> None:
-        """Forget a savepoint, and those after it."""
+        """Forget a savepoint and all later ones."""
         while self._savepoints and self._savepoints.pop()[0] != name:
             pass
 

@@ -55,7 +55,7 @@ class Connection:
         self._deadline_s = None if after_s is None else time.monotonic() + after_s
 
     def receive(self, count: int) -> bytes:
-        """Return so many bytes.
+        """Return the next `count` bytes from the client.
 
         Raises:
             TimeoutError: they did not arrive in time.

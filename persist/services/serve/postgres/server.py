@@ -120,7 +120,7 @@ class PostgresServer(Closes):
 
 
 def _make_tls_context(certificate: tuple[str | bytes, str | bytes]) -> ssl.SSLContext:
-    """Return a context for a chain and a key. Raises InvalidUsage if they are none."""
+    """Return a TLS context of a certificate chain and key. Raises InvalidUsage if they are invalid."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.TemporaryDirectory() as folder:  # The library reads files only.
         paths = []
@@ -252,7 +252,7 @@ class _Client:
         return {name: value for name, value in options.items() if name not in unknown}
 
     def _authenticate(self) -> bool:
-        """Return whether the client's token allows writing. Raises Failure if it has none."""
+        """Check the client's token; return whether it allows writing. Raises Failure for a wrong token."""
         scram, connection = self._server.scram, self._connection
         if scram is None:
             return True

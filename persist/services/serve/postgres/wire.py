@@ -139,7 +139,7 @@ class Reader:
         return piece
 
     def read_text(self) -> str:
-        """Return a text that a zero ends. Raises ProtocolViolation if there is none."""
+        """Return a text that ends with a zero byte. Raises ProtocolViolation without one."""
         end = self._body.find(b"\0", self._at)
         if end < 0:
             raise ProtocolViolation("a text of a message has no end")
