@@ -53,7 +53,10 @@ ROOMS = {
     ]
     + [f"tests/engine/test_evolve{what}.py" for what in ("", "_keyed", "_narrower")],
     "core/log": ["tests/core/log"],
-    "engine/compact": ["tests/engine/compact", "tests/services/erase/test_erase.py"],
+    "engine/compact": [
+        "tests/engine/compact",
+        *(f"tests/{what}.py" for what in ("services/erase/test_erase", "engine/test_single", "core/test_work")),
+    ],
     "compute/index": ["tests/compute/index", "tests/services/erase/test_erase.py"],
     "engine/follow": [
         "tests/engine/follow",

@@ -108,7 +108,7 @@ class ErasedRecords:
         columns, fits = [], pa.chunked_array([pa.repeat(pa.scalar(True), len(self.keys))])
         for values, field in zip(self.keys.columns, fields, strict=True):
             cast = values if values.type == field.type else values.cast(field.type, safe=False)
-            if cast is not values and pa.types.is_integer(field.type):
+            if cast is not values:
                 fits = pc.and_(fits, pc.fill_null(pc.equal(cast.cast(values.type, safe=False), values), True))
             columns.append(cast)
         keys = pa.Table.from_arrays(columns, schema=pa.schema([pa.field(f.name, f.type) for f in fields]))

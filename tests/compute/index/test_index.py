@@ -341,6 +341,13 @@ def test_an_index_follows_columns_that_change(facts: persist.Collection) -> None
             assert by_all(facts.get(where="dim = 7919")) == plain(facts, "dim = 7919")
             facts.index("dim")
         facts.drop_index("dim").result()
+        facts.index("note")
+        facts.evolve(add={"later": str})
+        facts.index("dim")  # The other one lacks a column, and is passed over.
+        for where, columns in (("dim = 7919", ("dim",)), (None, None)):
+            with facts.snapshot(where=where) as contents:
+                assert contents.explain().index == columns
+        facts.drop_index("dim").result()
         facts.evolve(drop=["dim"])
 
 
@@ -391,9 +398,11 @@ def test_a_view_that_is_made_anew_leaves_no_index_behind(
 
 def test_an_index_whose_collection_is_gone_is_cleared_away(client: persist.Client, facts: persist.Collection) -> None:
     facts.index("d")
+    compaction = client.engine.writer("maintain").compaction
+    compaction.sweep(destroys=False)
     client.engine.submit("drop", [kinds.Destroy(facts.id)], {facts.id: "facts"}).result()
     assert len(client.engine.names(".index.")) == 1
-    client.maintain()
+    compaction.sweep(destroys=False)
     assert client.engine.names(".") == []
 
 

@@ -233,6 +233,7 @@ def test_small_writes_leave_the_log_when_they_reach_the_cap() -> None:
             c.write(rows_at(2, at), seal=at + 1).result()
         report = c.compact(only_due=True)
         assert report.runs_merged == 4
+        assert "4 runs merged" in str(report)
         contents = state(client, c)
         assert contents.inline_bytes == 0
         assert [part.rows for part in contents.parts] == [8]
@@ -254,6 +255,7 @@ def test_a_new_keyframe_shares_the_parts_whose_keys_did_not_change() -> None:
         report = c.compact()
         second = state(client, c).keyframes[-1]
         assert report.parts_shared == len(first.parts) - 1 == len(set(first.parts) & set(second.parts))
+        assert f"{report.parts_shared} parts shared" in str(report)
         found = c.snapshot(3).to_arrow().sort_by("k")
         letters = "y" + "".join("z" if edge <= k < edge + 5 else "x" for k in range(1, 60_000))
         assert found["v"].to_pylist() == [text(letter, k) for k, letter in enumerate(letters)]

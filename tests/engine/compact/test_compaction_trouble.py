@@ -275,6 +275,28 @@ def test_a_merge_that_would_overflow_is_not_done_and_nothing_is_lost() -> None:
         assert dict(c.snapshot(2, form="diff").rows()) == {(1, "x"): 2**62, (2, "y"): 3}
 
 
+def test_a_keyframe_that_would_overflow_is_tried_once() -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        for _ in range(2):
+            c.write([((1, "x"), 0, 2**62)]).result()
+        c.seal(1).result()
+        with pytest.raises(persist.errors.DiffOverflow):
+            c.compact()
+
+
+def test_the_first_time_is_forgotten_out_of_a_run_of_two() -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write([((1, "x"), 0, 1), ((2, "y"), 1, 1), ((3, "z"), 0, 1)]).result()
+        c.write([((3, "z"), 0, -1)], seal=1).result()
+        c.compact()
+        c.seal(2).result()
+        c.allow_compaction(1).result()
+        assert c.compact(only_due=True).forgotten == 0
+        assert sorted(c.snapshot(1).rows()) == [(1, "x"), (2, "y")]
+
+
 @pytest.mark.thorough(except_every=5)
 @pytest.mark.parametrize("how", [policy, every_key_a_part])
 @pytest.mark.parametrize(
