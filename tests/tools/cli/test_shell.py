@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
-from persist.tools.cli.command import Place
 from persist.tools.cli.main import main
+from persist.tools.cli.place import Place
 from persist.tools.cli.shell import Shell, StatementReader, find_matching, split_statements
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
