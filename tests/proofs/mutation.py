@@ -80,7 +80,8 @@ ROOMS = {
     "codecs": ["tests/codecs", "tests/core/state_rules/test_refusals.py"]
     + [f"tests/engine/test_evolve{what}.py" for what in ("", "_nested")]
     + [f"tests/engine/read/test_{what}.py" for what in ("aggregate", "spilled_rows")]
-    + ["tests/engine/write/test_commit_times.py"],
+    + ["tests/engine/write/test_commit_times.py", "tests/compute/index/test_index.py"]
+    + ["tests/connect/ingest/test_fields_inside.py"],
     "engine/upkeep": ["tests/engine/upkeep"],
     "core/keyed": ["tests/core/keyed", "tests/engine/test_updates.py"],
     "connect/envelopes": ["tests/connect/envelopes"],
