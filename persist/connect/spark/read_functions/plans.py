@@ -522,7 +522,7 @@ def _explain_missing_feed(
 
 
 def may_share_updates(scan: Scan) -> bool:
-    """Return whether an update may occur in two parts, whose times and keys overlap."""
+    """Return whether two parts may have updates of one key and time."""
     clusters: list[list[Part]] = []
     latest = -1
     for part in sorted(scan.parts, key=lambda part: part.time_min):

@@ -187,7 +187,7 @@ def _find_epoch_ends(owners: Ints, epochs: Ints, deleted: Ints, times: Ints, cou
     """Return when each row's epoch ends: a deletion's time, or -1."""
     counts = np.bincount(deleted, minlength=count)
     bases = np.cumsum(counts) - counts
-    # Each deletion of an owner ends one epoch: the n-th is at bases[owner] + n.
+    # Each deletion of an owner ends one epoch: they are sorted, the n-th is at bases[owner] + n.
     is_ended = epochs < counts[owners]
     return np.where(is_ended, np.append(times, -1)[np.where(is_ended, bases[owners] + epochs, -1)], -1)
 
