@@ -93,7 +93,7 @@ def is_remote(blob: Blob) -> bool:
 
 
 def get_at_most(blob: Blob, key: str, bytes_max: int) -> bytes | None:
-    """Return the value at key; raise CorruptBlob if it is too large.
+    """Return the value at key, or None when there is none.
 
     Anyone who can write to a folder can put a huge file there for free, such as a sparse one. So a value that is too
     large is not read. A remote store still returns the whole value, because only then does it verify its own checksum.

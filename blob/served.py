@@ -43,7 +43,7 @@ SERVED_DELETE_KEYS = 200  # In one message, which may have up to 256 KiB.
 
 
 class BlobGet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request for a value, or a range of it."""
+    """A request for a value, a range, or at most `most` bytes."""
 
     key: str
     range: tuple[int, int] | None = None

@@ -70,7 +70,7 @@ class Backoff:
         return self._bound_s
 
     def wait(self, *, extra_s: float = 0.0) -> bool:
-        """Sleep and return True; return False if the deadline has passed."""
+        """Sleep and return True; return False from `extra_s` after the deadline on."""
         left_s = self._ends_s + extra_s - self._clock.monotonic_s()
         if left_s <= 0:
             return False
@@ -202,7 +202,7 @@ class _Computation(Future[T]):
         self._calls = [call]  # Taking it is atomic.
 
     def compute(self) -> Callable[[], object]:
-        """Make the call; return a function that publishes its result."""
+        """Make the call unless another thread does; return a function that publishes."""
         try:
             call = self._calls.pop()
         except IndexError:

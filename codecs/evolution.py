@@ -83,7 +83,7 @@ class Lift:
         return self.wanted.version > self.stored.version
 
     def find_source(self, name: str) -> str | None:
-        """Return a column's name in the part; None if it lacks it."""
+        """Return a column's name in the part; None if the column is newer."""
         name_in_part = self.sources.get(name)
         if self.is_younger:
             return name_in_part

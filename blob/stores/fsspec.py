@@ -336,7 +336,7 @@ def _is_absent(error: Exception) -> bool:
 
 
 def _find_misconfiguration(what: str, error: Exception, secrets: tuple[str, ...]) -> StoreMisconfigured | None:
-    """Return the error for a wrong URL or wrong credentials, or None."""
+    """Return the error of a wrong URL or credentials; None if retryable."""
     if isinstance(error, FileNotFoundError):
         return StoreMisconfigured(f"{what}: {_redact_error(error, secrets)}. Create the bucket, or correct the URL.")
     if isinstance(error, (PermissionError, io.UnsupportedOperation)) or "Credentials" in type(error).__name__:
@@ -355,7 +355,7 @@ def _choose_cause(error: Exception, secrets: tuple[str, ...]) -> Exception | Non
 
 
 def _iterate_secrets(options: object, *, is_secret: bool = False) -> Iterator[str]:
-    """Yield the options whose names sound like secrets."""
+    """Yield option values whose own or enclosing name sounds like a secret."""
     if isinstance(options, Mapping):
         for name, value in options.items():
             yield from _iterate_secrets(value, is_secret=is_secret or _SOUNDS_SECRET.search(str(name)) is not None)

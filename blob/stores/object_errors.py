@@ -189,7 +189,7 @@ class ObjectErrorMap:
         return bool(answer.code) and (answer.code in _REFUSED_FOR_NOW or 300 <= answer.status < 500)
 
     def _find_misconfiguration(self, what: str, error: Exception) -> InvalidUsage | None:
-        """Return the error for wrong options or rights, or None."""
+        """Return the error of a mistake; None if a retry may succeed."""
         if isinstance(error, ForkedProcess):
             return InvalidUsage(
                 f"{what}: this process was forked from one that had used a store in the cloud, whose threads did not "

@@ -38,7 +38,7 @@ _NULL = np.uint64(0xD6E8FEB86659FD93)
 
 
 class Digest:
-    """Computes a digest of contents that does not depend on their order."""
+    """Adds up a digest that ignores the order of rows and columns."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = list(columns)

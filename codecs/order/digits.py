@@ -187,7 +187,10 @@ def _pack_digits(columns: Sequence[pa.Array]) -> tuple[Bits, int]:
 
 
 def _split_digits(column: pa.Array) -> Iterator[Bits | None]:
-    """Yield a column's integers, most significant first; None if more remain."""
+    """Yield integers that together sort like a column, most significant first.
+
+    The last one is None if some texts are longer.
+    """
     if column.null_count:
         yield get_boolean_values(column.is_null()).astype(np.uint64)
     if pt.is_boolean(column.type):

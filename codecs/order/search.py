@@ -117,7 +117,7 @@ class SortedKeys:
         return cls(keys.take(make_int64_array(order[starts])))
 
     def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Split a sorted table into rows with these keys and other rows.
+        """Split a sorted table into rows with these distinct keys and other rows.
 
         `table`: sorted by the columns of these keys, floats canonical; may have more columns.
         """

@@ -279,7 +279,7 @@ def _open_whole(data: bytes | memoryview, part: Part, request: Request, use_thre
 
 
 def filter_table(table: pa.Table, filter: pc.Expression | None, columns: Sequence[str], arrow: pa.Schema) -> pa.Table:
-    """Return columns of the rows that pass a filter over schema `arrow`."""
+    """Return columns of passing rows; raise InvalidUsage if the filter fails."""
     if filter is not None:
         try:
             table = table.filter(filter)

@@ -133,7 +133,7 @@ def _summarize_updates(table: pa.Table) -> tuple[int, int, int, int]:
 def describe_part(
     data: bytes | memoryview, table: pa.Table, schema: CollectionSchema, values: pa.Table | None = None
 ) -> Part:
-    """Return the descriptor of a part, encoded as `data`, with these rows."""
+    """Return the descriptor of a part with bytes `data` and a non-empty table."""
     summary = Summary(schema)
     summary.add(table.combine_chunks(), values)
     return summary.describe(data)

@@ -241,7 +241,7 @@ def _group_parts(parts: Sequence[Part]) -> list[Sequence[Part]]:
 
 
 def _select_matching(guarantees: Sequence[pc.Expression], filter: pc.Expression, schema: pa.Schema) -> list[int]:
-    """Return the positions of guarantees with which a filter may be true."""
+    """Return the ascending positions of guarantees under which a filter may hold."""
     # Here, because importing it imports pandas where there is one, which every worker process would wait for.
     from pyarrow.dataset import FileSystemDataset, ParquetFileFormat
 

@@ -210,7 +210,7 @@ def assign_parts(
 
 
 def load_comparable_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
-    """Return a part's sampled keys as values that sort like keys.
+    """Return a part's sampled keys as comparable values, or None without any.
 
     Raises CorruptBlob: the samples are not keys of this schema, or not in order.
     """

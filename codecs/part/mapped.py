@@ -55,7 +55,7 @@ def encode_mapped_file(batch: pa.RecordBatch, name: bytes) -> list[bytes | memor
 
 
 class MappedRows:
-    """The rows of a memory-mapped file, with checksums that reads verify.
+    """The rows of a memory-mapped file, verified by reads. Safe for threads.
 
     Attributes:
         batch: the rows. Callers must call `verify_rows` before they read any of them.

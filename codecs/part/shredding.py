@@ -208,7 +208,7 @@ def decode_values(data: bytes | memoryview, names: Sequence[str], rows: int) -> 
 def rewrite_filter(
     filter: pc.Expression, schema: CollectionSchema, available: tuple[str, ...] | None
 ) -> tuple[pc.Expression, pa.Schema] | None:
-    """Rewrite a filter to read stored JSON values; None without any.
+    """Return a filter on stored JSON values and their fields, or None.
 
     Arrow pickles an expression as a record batch whose metadata has its tree: there, calls are replaced by columns.
 

@@ -351,7 +351,7 @@ class RunStream:
         return stream.finish() if stream is not None else []
 
     def _compare_keys(self, before: pa.Table, after: pa.Table) -> int:
-        """Compare the first key of `after` with the last of `before`."""
+        """Compare the first key of `after` with `before`'s last: 1, 0, -1."""
         names = self._schema.key_names
         if not names:
             return 0

@@ -127,12 +127,12 @@ def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 
 def decode_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column in a plain type, without dictionaries or views inside."""
+    """Return a column in its `get_stored_type`, without encodings."""
     return pa.chunked_array([_undo_encodings(chunk) for chunk in column.chunks], get_stored_type(column.type))
 
 
 def _undo_encodings(array: pa.Array) -> pa.Array:
-    """Return an array in a plain type, without dictionaries or views inside."""
+    """Undo encodings at all depths, so that an array has its `get_stored_type`."""
     kind = array.type
     plain = get_stored_type(kind)
     if plain == kind:

@@ -107,7 +107,7 @@ def to_arrow_type(value: Any, where: str) -> pa.DataType:
 
 @lru_cache(maxsize=1024)
 def get_stored_type(t: pa.DataType) -> pa.DataType:
-    """Return a type without dictionaries and views, at all depths."""
+    """Return a type without encodings such as dictionaries, at all depths."""
     if pat.is_dictionary(t) or pat.is_run_end_encoded(t):
         return get_stored_type(t.value_type)
     if pat.is_list_view(t) or pat.is_large_list_view(t):

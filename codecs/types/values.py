@@ -77,7 +77,7 @@ def to_array(values: _Values, t: pa.DataType, where: str) -> pa.Array:
 
 
 def to_field(values: _Values, t: pa.DataType, where: str) -> pa.Array:
-    """Convert values like `to_array`, and accept whole floats as integers.
+    """Convert values like `to_array`; accept whole floats and decimals as integers.
 
     Only frames and JSON have a reason to write 3 as 3.0, so times, diffs and input of codecs are not converted like
     this.

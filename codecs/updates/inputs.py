@@ -207,7 +207,7 @@ def _convert_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
 def select_sides_like(
     data: Any, key: Any, value: Any = None
 ) -> tuple[dict[str, pa.Field] | None, dict[str, pa.Field] | None]:
-    """Return the columns of key and value, as in `data` or schema.
+    """Return key and value columns like `data`, without `_time` and `_diff`.
 
     `key`: the names of the key columns; [] for none.
     """

@@ -34,7 +34,7 @@ Column = list[Any]
 class SmallUpdates:
     """A few updates as lists of values by column, which surely convert.
 
-    `bytes`: the updates' approximate memory.
+    `bytes`: the updates' approximate memory. No diff is 0.
     """
 
     columns: list[Column]

@@ -125,7 +125,7 @@ def _transpose_side(values: list[Any], side: Side) -> list[list[Any]]:
 
 
 def _are_dicts(values: list[Any], side: Side) -> bool:
-    """Return whether keys or values are dicts by field name."""
+    """Return whether values name their fields; a dict may be one field's value."""
     if not values or not side.fields or type(values[0]) in _PLAIN:
         return False
     if not isinstance(values[0], Mapping) and not is_dataclass_instance(values[0]):
@@ -352,7 +352,7 @@ def describe_lacking_columns(names: Iterable[str], null: str = "None") -> str:
 
 
 def find_misordered(values: Sequence[Any], places: tuple[str, ...]) -> Any:
-    """Return the first named tuple whose fields differ from `places`, or None."""
+    """Return the first named tuple with fields in another order, or None."""
     for kind in {*map(type, values)}:
         fields = getattr(kind, "_fields", ()) if issubclass(kind, tuple) else ()
         if fields and any(name in fields and fields.index(name) != at for at, name in enumerate(places)):

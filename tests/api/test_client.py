@@ -5,27 +5,21 @@ import asyncio
 import gc
 import queue
 import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, sleep
 from typing import Any
 
-import hypothesis.strategies as st
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
 
 import persist
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import MemoryBlob
-from persist.engine.read.merging import read_snapshot
 from tests.support.clocks import ImpatientClock
 from tests.support.stepped import WAIT_S
-from tests.support.tiers import examples
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
@@ -203,105 +197,6 @@ def test_every_kind_of_output_holds_the_same(orders: persist.Collection) -> None
 
 
 # Reads against a plain computation.
-
-UPDATES = st.lists(
-    st.tuples(
-        st.tuples(st.one_of(st.none(), st.integers(0, 9)), st.sampled_from([None, "", "a", "b", "ü"])),
-        st.integers(0, 5),
-        st.sampled_from([1, 1, 2, -1]),
-    ),
-    max_size=30,
-)
-FILTERS: list[tuple[pc.Expression | None, Callable[[Any, Any], bool]]] = [
-    (None, lambda k, v: True),
-    (pc.field("k") >= 5, lambda k, v: k is not None and k >= 5),
-    (pc.field("v") == "a", lambda k, v: v == "a"),
-    (pc.field("k").is_null() | (pc.field("v") > ""), lambda k, v: k is None or (v is not None and v > "")),
-    (pc.field("k").isin([1, 7]) & pc.field("v").is_valid(), lambda k, v: k in (1, 7) and v is not None),
-]
-COLUMNS: list[list[str] | None] = [None, ["k"], ["v"], ["v", "k"], []]
-
-
-def expected_sums(
-    updates: Sequence[Any], times: range, columns: Sequence[str], passes: Callable[[Any, Any], bool]
-) -> dict[tuple[Any, ...], int]:
-    sums: Counter[tuple[Any, ...]] = Counter()
-    for (k, v), time, diff in updates:
-        if time in times and passes(k, v):
-            sums[tuple({"k": k, "v": v}[name] for name in columns)] += diff
-    return {row: diff for row, diff in sums.items() if diff}
-
-
-def found_sums(tables: Sequence[pa.Table]) -> dict[tuple[Any, ...], int]:
-    rows = [tuple(row.values()) for table in tables for row in table.to_pylist()]
-    assert len({row[:-1] for row in rows}) == len(rows), "a record appears twice"
-    return {row[:-1]: row[-1] for row in rows}
-
-
-@settings(max_examples=examples(60))
-@given(
-    st.lists(UPDATES, min_size=1, max_size=5),
-    st.integers(0, 5),
-    st.sampled_from(COLUMNS),
-    st.sampled_from(FILTERS),
-    st.integers(1, 6),
-)
-def test_a_snapshot_holds_what_a_plain_sum_holds(
-    batches: list[list[Any]],
-    as_of: int,
-    columns: list[str] | None,
-    filter_and_test: tuple[pc.Expression | None, Callable[[Any, Any], bool]],
-    slices: int,
-) -> None:
-    filter, passes = filter_and_test
-    wanted = ["k", "v"] if columns is None else columns
-    written = [update for batch in batches for update in batch]
-    expected = expected_sums(written, range(as_of + 1), wanted, passes)
-    with persist.open(MemoryBlob()) as client:
-        orders = client.create_or_load("orders", key=KEY, value=VALUE)
-        for batch in batches:
-            orders.write(batch).result()
-        orders.seal(6).result()
-        found = orders.snapshot(as_of, columns=columns, where=filter, form="diff")
-        assert found_sums([found.to_arrow()]) == expected
-        assert found.count() == sum(expected.values())
-        cut = [each for scan in found.slices(slices) for each in read_snapshot(scan, "diff", client.engine.reader())]
-        if "k" in wanted:
-            assert found_sums(cut) == expected
-        assert sum(pc.sum(each["_diff"]).as_py() or 0 for each in cut) == sum(expected.values())
-        rows = orders.snapshot(as_of, columns=columns, where=filter)
-        by_key = expected_sums(written, range(as_of + 1), list(dict.fromkeys(["k", *wanted])), passes)
-        if any(diff < 0 for diff in by_key.values()):
-            with pytest.raises(persist.errors.NegativeMultiplicity, match="multiplicity -"):
-                rows.to_arrow()
-        elif wanted:
-            repeated = Counter(tuple(row.values()) for row in rows.to_arrow().to_pylist())
-            assert repeated == expected
-        assert rows.count() == sum(expected.values())
-
-
-@settings(max_examples=examples(40))
-@given(st.lists(UPDATES, min_size=1, max_size=4), st.integers(0, 6), st.integers(0, 6), st.sampled_from(FILTERS))
-def test_changes_hold_what_a_plain_sum_holds(
-    batches: list[list[Any]], a: int, b: int, filter_and_test: tuple[pc.Expression | None, Callable[[Any, Any], bool]]
-) -> None:
-    filter, passes = filter_and_test
-    lower, upper = min(a, b), max(a, b)
-    with persist.open(MemoryBlob()) as client:
-        orders = client.create_or_load("orders", key=KEY, value=VALUE)
-        for batch in batches:
-            orders.write(batch).result()
-        orders.seal(6).result()
-        found = orders.changes(lower, upper, where=filter).to_arrow()
-        whole = orders.changes(lower, upper, where=filter)
-        updates = {((k, v), t): d for (k, v), t, d in whole.updates()}
-    sums: Counter[Any] = Counter()
-    for (k, v), time, diff in (update for batch in batches for update in batch):
-        if lower <= time < upper and passes(k, v):
-            sums[(k, v), time] += diff
-    assert updates == {row: diff for row, diff in sums.items() if diff}
-    assert found["_time"].to_pylist() == sorted(found["_time"].to_pylist())
-
 
 # Futures.
 

@@ -6,20 +6,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.log.kinds import SetHold
 from tests.support.clocks import ImpatientClock
-from tests.support.tiers import examples
 
 QUIET = persist.Settings(background=False)
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 def opened(blob: MemoryBlob) -> persist.Client:
@@ -193,49 +186,6 @@ def test_a_client_that_only_reads_cannot_follow_by_name(tmp_path: Path) -> None:
         collections(client)
     with persist.open(tmp_path, mode="read") as client, pytest.raises(persist.errors.ReadOnly):
         client.load("source").follow("mailer")
-
-
-UPDATES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.sampled_from([1, 1, -1])), max_size=4)
-
-
-@settings(deadline=None, max_examples=examples(60))
-@given(steps=st.lists(st.tuples(UPDATES, st.sampled_from(["nothing", "before", "inside", "after"])), max_size=6))
-def test_a_copy_is_its_source_wherever_the_consumer_is_killed(steps: list[tuple[list[tuple], str]]) -> None:  # type: ignore[type-arg]
-    blob = MemoryBlob()
-
-    def consume(kill: str) -> None:
-        with opened(blob) as client:
-            source, target = collections(client)
-            following = source.follow("copy")
-            while (progress := following.poll()) is not None:
-                if kill == "before":
-                    raise Killed
-                with client.multi_write() as multi:
-                    multi.write(target, progress.updates)
-                    multi.seal(target, progress.upper)
-                    multi.ack(following)
-                    if kill == "inside":
-                        raise Killed
-                if kill == "after":
-                    raise Killed
-
-    for time, (updates, kill) in enumerate(steps):
-        with opened(blob) as client:
-            source, _ = collections(client)
-            source.write([((k, v), time, d) for k, v, d in updates], seal=time + 1).result()
-        try:
-            consume(kill)
-        except Killed:
-            continue
-    consume("nothing")
-    with opened(blob) as client:
-        source, target = collections(client)
-        if steps:
-            last = len(steps) - 1
-            found = [each.snapshot(last, form="diff").to_arrow().sort_by([("k", "ascending"), ("v", "ascending")])
-                     for each in (source, target)]  # fmt: skip
-            assert found[0].equals(found[1])
-            assert isinstance(found[0], pa.Table)
 
 
 def test_a_second_consumer_of_the_name_takes_over_in_the_same_client_too(blob: MemoryBlob) -> None:

@@ -198,30 +198,6 @@ def test_an_overwrite_that_loses_a_race_says_whose_the_updates_are(
             sealed.overwrite(rows(), time=8).result()
 
 
-def test_who_writes_in_between_makes_an_overwrite_fail_and_leave_nothing(
-    blob: MemoryBlob, sealed: persist.Collection
-) -> None:
-    with persist.open(blob) as other:
-        theirs = other.load("orders")
-
-        def rows() -> Any:
-            yield pa.table({"k": range(70_000), "v": ["x"] * 70_000})
-            theirs.write([(9, "z")], time=7).result()
-
-        with pytest.raises(persist.errors.UpdatesBeyondUpper):
-            sealed.overwrite(rows(), time=8).result()
-
-        def more() -> Any:
-            yield pa.table({"k": [1], "v": ["x"]})
-            theirs.seal(10).result()
-
-        theirs.seal(8).result()
-        with pytest.raises(persist.errors.UpperMismatch):
-            sealed.overwrite(more(), time=12).result()
-    assert rows_of(sealed) == [(1, "a"), (2, "b"), (2, "b"), (3, "c"), (9, "z")]
-    assert list(blob.list("part/")) == []
-
-
 def test_a_difference_larger_than_the_memory_budget_is_made_in_slices(blob: MemoryBlob) -> None:
     count, changed_rows = 25_000, 1_000
     settings = persist.Settings(memory_budget=16 << 20)

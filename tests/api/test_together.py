@@ -189,18 +189,6 @@ def test_contents_come_first_if_they_are_asked_for_and_are_of_one_point_of_the_l
         assert rows(step[b]) == [(2, 2, 1)]
 
 
-def test_any_number_of_collections_is_claimed_by_one_commit() -> None:
-    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
-        collections = made(client, *(f"c{n}" for n in range(200)))
-        with client.multi_write() as multi:
-            for each in collections:
-                multi.seal(each, 1)
-        before = client.seqno
-        following = client.follow(dict.fromkeys(collections, 0))
-        assert client.seqno == before + 1
-        following.close()
-
-
 def test_since_waits_for_what_is_followed_and_not_for_what_was_given(client: persist.Client) -> None:
     a, b = made(client, "a", "b")
     for time in range(3):
@@ -246,27 +234,6 @@ def test_what_is_no_collection_of_this_client_is_refused(client: persist.Client)
         for wrong in ({}, {mine: 0, theirs: 0}, {"a": 0}, [mine]):
             with pytest.raises(persist.InvalidUsage, match=r"this client|not a dict"):
                 client.follow(wrong)  # type: ignore[arg-type]
-
-
-@given(st.lists(st.tuples(st.sampled_from("abAB"), st.booleans()), max_size=12))
-def test_followers_add_up_to_the_contents_whatever_is_committed_between_their_polls(
-    commits: list[tuple[str, bool]],
-) -> None:
-    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
-        a, b = made(client, "a", "b")
-        found: dict[str, Rows] = {"a": [], "b": []}
-        with client.follow({a: None, b: None}) as following:
-            for number, (what, polls) in enumerate([*commits, ("A", True)]):
-                with client.multi_write() as multi:
-                    for each in (a, b) if what.isupper() else (a if what == "a" else b,):
-                        multi.write(each, [((number, None), number, 1)])
-                        multi.seal(each, number + 1)
-                if polls and (step := following.poll()) is not None:
-                    for each in step:
-                        found[each.name] += rows(step[each])
-        for each in (a, b):
-            if each.upper > 0:
-                assert found[each.name] == rows(persist.Progress(each.changes(0).to_arrow(), each.upper))
 
 
 def test_what_one_collection_gave_is_given_again_if_another_one_cannot_be_read() -> None:

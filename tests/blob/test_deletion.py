@@ -5,7 +5,6 @@ import random
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,6 @@ from persist.blob.layers.retry import RetryBlob, RetryCount
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import DELETE_PAGE_MAX, Blob, MemoryBlob, delete_all, get_delete_page
 from persist.blob.stores.file import FileBlob
-from persist.blob.stores.s3 import S3Blob
 from persist.core.log.keys import is_immutable
 from tests.blob.conftest import fill
 from tests.blob.stores.test_s3 import client_of
@@ -168,18 +166,6 @@ def test_a_request_that_fails_as_a_whole_is_raised_as_it_is(trouble: Trouble, ki
             delete_all(blob, "abc")
         assert delete_all(blob, "abc") == 3
         blob.close()
-
-
-def test_s3_with_a_real_server(s3_options: dict[str, Any], bucket: str) -> None:
-    blob = S3Blob(bucket, "many", s3_options)
-    outside = S3Blob(bucket, "", s3_options)
-    outside.set("many-more", b"")
-    fill(blob, [f"part/{number}" for number in range(20)])
-    assert delete_all(blob, [f"part/{number}" for number in range(25)]) == 25
-    assert keys_of(blob) == []
-    assert outside.get("many-more") == b""
-    for each in (blob, outside):
-        each.close()
 
 
 # A folder.

@@ -13,7 +13,6 @@ from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.errors import Superseded
 from persist.core.keyed.form import Behind
-from persist.core.log.keys import get_second_part
 from persist.engine.collection import clones as cloning
 from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionExists, CollectionNotFound, InvalidUsage, ReadOnly
 from persist.services.fsck import FsckReport
@@ -103,57 +102,6 @@ def test_a_clone_holds_what_its_source_held_and_is_one_record(dated: Asked, clie
     assert clone.snapshot().to_arrow().equals(orders.snapshot(1).to_arrow())
     assert (clone.name, clone.since.time, clone.upper.time) == ("orders-test", 1, 2)
     assert parts(dated) == stored
-
-
-def test_a_clone_and_its_source_go_their_own_ways(client: persist.Client) -> None:
-    orders = filled(client)
-    clone = client.clone("orders", "orders-test")
-    clone.write(rows(9, 90_000, 1), seal=10).result()
-    orders.write(rows(4, 90_000, 7), seal=5).result()
-    assert (clone.snapshot().count(), orders.snapshot().count()) == (59_996, 60_002)
-    clone.evolve(add={"note": pa.string()})
-    orders.evolve(add={"amount": pa.int64()})
-    assert client.load("orders-test").columns == ["k", "note"]
-    assert client.load("orders").columns == ["k", "amount"]
-    checked(client)
-
-
-def test_of_parts_that_hold_later_times_too_a_clone_has_the_rows_up_to_its_own(
-    dated: DatedBlob, client: persist.Client
-) -> None:
-    orders = filled(client)
-    orders.compact()
-    runs = orders.handle.contents().history
-    orders.write(pa.concat_tables([rows(4, 100_000), rows(5, 200_000)]), seal=6).result()
-    clone = client.clone("orders", "orders-test", as_of=4)
-    assert clone.snapshot().to_arrow().equals(orders.snapshot(4).to_arrow())
-    made = parts(dated, clone)
-    assert len(made) == 1, runs
-    known = clone.handle.contents()
-    assert {get_second_part(part.blob) for part in known.parts} == {orders.id, clone.id}
-    checked(client)
-
-
-def test_a_clone_of_a_clone_outlives_both(dated: DatedBlob) -> None:
-    with opened(dated) as client:
-        orders = filled(client)
-        wanted = orders.snapshot(2).to_arrow()
-        client.clone("orders", "second", as_of=2)
-        client.clone("second", "third")
-        client.drop("orders").result()
-        client.drop("second").result()
-    collected(dated)
-    with opened(dated) as client:
-        third = client.load("third")
-        assert third.snapshot().to_arrow().equals(wanted)
-        assert parts(dated) == {part.blob for part in third.handle.contents().parts}
-        assert not checked(client).unreferenced
-        fourth = client.clone("third", "fourth")
-        third.drop().result()
-        assert fourth.snapshot().to_arrow().equals(wanted)
-        fourth.drop().result()
-    collected(dated)
-    assert parts(dated) == set()
 
 
 def test_rule_10_what_one_has_compacted_away_stays_as_long_as_the_other_names_it(dated: DatedBlob) -> None:

@@ -147,19 +147,6 @@ def test_comments_come_with_columns_and_stay_with_them(orders: persist.Collectio
     assert orders.about.columns["v"].comment == "in cents"
 
 
-def test_history_and_fsck_know_of_schemas(client: persist.Client, orders: persist.Collection) -> None:
-    orders.evolve(add={"note": pa.string()}, message="asked for by support")
-    assert orders.history(1).to_pylist()[0]["operations"] == ["evolve"]
-    assert orders.history(1)["message"].to_pylist() == ["asked for by support"]
-    for n in range(40):  # Across checkpoints and state objects.
-        orders.write([((n, (n, "x", "y")), 1 + n, 1)], seal=2 + n).result()
-    orders.compact()
-    with persist.open(client.engine.storage.blob, settings=QUIET) as other:
-        assert other["orders"].schema.version == 2
-        assert other["orders"].snapshot().count() == 45
-        assert not other.fsck().problems
-
-
 def test_a_unit_value_becomes_columns_and_back(client: persist.Client) -> None:
     seen = client.create_or_load("seen", key=KEY)
     seen.write([((1, None), 0, 1)], seal=1).result()

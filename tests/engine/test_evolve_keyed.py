@@ -2,7 +2,6 @@
 
 import datetime
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -307,22 +306,6 @@ def test_a_collection_with_codecs_becomes_keyed(client: persist.Client) -> None:
     coded.evolve(keyed=persist.Keyed())
     coded.upsert([("a", {"n": 2}), ("b", [])], time=1, seal=2).result()
     assert sorted(coded.snapshot().rows()) == [("a", {"n": 2}), ("b", [])]
-
-
-def test_evolved_keyed_collections_outlive_checkpoints_and_clients(tmp_path: Path) -> None:
-    with persist.open(tmp_path, settings=QUIET) as client:
-        users = users_of(client, "seal")
-        users.upsert([(1, (2, "Zug", None))], time=60).result()
-        users.evolve(add={"zip": pa.int64()}, rename={"at": "ts"})
-        for n in range(1, 40):
-            users.upsert([(n, (2, "x", None, n))], time=n, seal=n + 1).result()
-        expected = rows(users)
-    with persist.open(tmp_path, settings=QUIET) as client:
-        users = client["users"]
-        assert rows(users) == expected
-        users.seal(61).result()
-        assert rows(users)[0] == (1, 2, "Zug", None, None)
-        assert client.fsck().is_clean
 
 
 def test_an_upsert_replaces_the_sum_of_what_was_written_before_the_collection_became_keyed() -> None:

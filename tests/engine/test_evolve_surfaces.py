@@ -1,7 +1,6 @@
 """Every way of reading knows of schemas that changed: each gives what a collection gives that was always like that."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -88,19 +87,6 @@ def test_changes_and_subscriptions_are_the_same(both: tuple[persist.Collection, 
             return next(steps).updates
 
     same(both, subscribed)
-
-
-def test_contents_stay_the_same_when_they_are_compacted_and_read_by_a_new_client(
-    both: tuple[persist.Collection, persist.Collection], tmp_path: Path
-) -> None:
-    for each in both:
-        each.compact()
-    same(both, lambda c: c.snapshot(0).to_arrow())
-    same(both, lambda c: c.snapshot(form="diff").to_arrow())
-    url = both[0].handle.engine.url
-    with persist.open(url, mode="read") as reader:
-        same((reader["evolved"], reader["plain"]), lambda c: c.snapshot().to_arrow())
-        assert not reader.fsck().problems
 
 
 @pytest.mark.parametrize("fault", [Fault.HAPPENED_BUT_FAILED, Fault.NOT_HAPPENED_DOUBTFUL, Fault.UNAVAILABLE])

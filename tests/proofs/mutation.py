@@ -73,6 +73,7 @@ ROOMS = {
     ],
     "engine/hold": ["tests/engine/hold"],
     "services/serve": ["tests/services/serve"],
+    "services/publish": ["tests/services/publish", "tests/services/erase/test_iceberg.py"],
     "services/fsck": ["tests/services/fsck", "tests/engine/write/test_archived_tokens.py"],
     "blob": ["tests/blob", "tests/services/serve/test_served_store.py"],
     "engine/upkeep": ["tests/engine/upkeep"],
@@ -107,7 +108,7 @@ ROOMS = {
     room: [f"tests/{room}"]
     for room in (
         *("codecs", "services/backup", "services/erase"),
-        *("services/publish", "connect/egress", "connect/ingest", "tools/cli"),
+        *("connect/egress", "connect/ingest", "tools/cli"),
     )
 }
 TEST_S = 2.0  # Tests that take longer judge nothing: they are not fast tests.

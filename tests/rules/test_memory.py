@@ -102,16 +102,3 @@ def test_everything_works_within_the_budget_on_a_collection_of_twenty_times_the_
     assert found["raw"] == found["count"] == BATCHES * ROWS - (BATCHES - 3) * (ROWS // 3)
     assert found["compacted"] == 1
     assert found["merged"] >= 8
-
-
-def test_a_budget_that_cannot_hold_a_row_group_is_refused(tmp_path: Path) -> None:
-    large = persist.Settings(background=False)
-    with persist.open(tmp_path, settings=large) as client:
-        c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.large_binary()})
-        values = pa.array([os.urandom(20 << 20)] * 2, pa.large_binary())
-        c.write(pa.table({"k": [1, 2], "v": values, "_time": [0, 0], "_diff": [1, 1]}))
-        c.write([((1, b""), 0, 1)], seal=1).result()
-    small = persist.Settings(background=False, memory_budget=16 << 20)
-    refused = pytest.raises(persist.InvalidUsage, match="memory_budget=16777216 cannot hold a row group")
-    with persist.open(tmp_path, settings=small) as client, refused:
-        [*client.load("c").snapshot().to_batches()]

@@ -15,7 +15,6 @@ import pytest
 
 import persist
 from persist.blob.protocol import BlobEntry, MemoryBlob
-from persist.blob.stores.file import FileBlob
 from persist.blob.stores.s3 import S3Blob
 from persist.engine.write.part_writer import PartWriter
 from tests.support.forks import forked_python
@@ -275,17 +274,6 @@ def tree(folder: Path) -> list[tuple[str, int, int, int, bytes]]:
         data = path.read_bytes() if path.is_file() else b""
         found.append((str(path), stat.st_mode, stat.st_uid, stat.st_mtime_ns, data))
     return found
-
-
-def test_a_client_that_reads_leaves_a_folder_byte_for_byte_as_it_is(tmp_path: Path) -> None:
-    with persist.open(tmp_path) as client:
-        fill(client)
-    (tmp_path / ".tmp-of-a-killed-writer").write_bytes(b"")
-    os.utime(tmp_path / ".tmp-of-a-killed-writer", (0, 0))
-    before = tree(tmp_path)
-    with persist.open(WatchedBlob(FileBlob(tmp_path), read_only=True), mode="read") as client:
-        read_everything(client)
-    assert tree(tmp_path) == before
 
 
 @pytest.fixture

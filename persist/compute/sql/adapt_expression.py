@@ -428,7 +428,10 @@ class Expressions:
         )
 
     def translate_frame_bound(self, node: Json, which: str) -> tuple[Any, Term | None]:
-        """Return the "start" or the "end" of the frames of a window function."""
+        """Return a bound of frames, (mode, offset), and the term it reads; None for none.
+
+        `which`: "start" or "end".
+        """
         mode = node[which]
         if mode.startswith("UNBOUNDED"):
             return None, None

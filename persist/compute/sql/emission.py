@@ -39,7 +39,7 @@ _SHAPE = "EMIT FINAL wants one SELECT … FROM tumble(…), hop(…) or session(
 
 
 def split_emission(sql: str) -> tuple[str, bool]:
-    """Strip `EMIT FINAL` from a query; return whether it was there."""
+    """Return a query without `EMIT FINAL`, and whether it ended with that."""
     if not isinstance(sql, str) or "emit" not in sql.lower():
         return sql, False
     text = sql.encode()

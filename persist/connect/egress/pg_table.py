@@ -198,7 +198,7 @@ class PgTable:
         )
 
     def _check_changes(self, cursor: Any) -> None:
-        """Raise InvalidUsage if an insert finds its key in the table, or another change does not."""
+        """Raise InvalidUsage if an insert finds its key, or another change does not."""
         self._run(
             cursor,
             "SELECT {named}, s._was FROM (SELECT *, row_number() OVER w AS _n, lag(_is) OVER w AS _before FROM {stage} "

@@ -331,7 +331,7 @@ def _find_key_changes(changes: Changes, key: Sequence[str]) -> Mask:
         if changes.before.type.get_field_index(name) >= 0:
             now, earlier = make_key_column(changes, name), pc.struct_field(changes.before, [name])
             moves |= get_boolean_values(pc.not_equal(earlier.cast(now.type), now).fill_null(False))
-    return moves
+    return moves  # A row's unchanged large values are not stored under its new key.
 
 
 def _make_constant_reason(reason: str) -> Callable[[int], str]:

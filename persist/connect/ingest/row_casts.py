@@ -148,7 +148,7 @@ def _get_parsed_type(source_type: pa.DataType, target_type: pa.DataType) -> pa.D
 
 
 def _parse_texts(array: pa.Array, natural: pa.DataType) -> pa.Array:
-    """Parse an array of texts as values of type `natural`."""
+    """Parse an array of texts without offset as values of type `natural`."""
     if array.type == natural:
         return array
     if is_bytes(natural):

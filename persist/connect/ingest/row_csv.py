@@ -84,7 +84,7 @@ def read_text_batches(
         except pa.ArrowInvalid:
             _check_quotes(file)
             raise
-    if quotes.are_odd:
+    if quotes.are_wrong:
         _check_quotes(file)
 
 
@@ -98,26 +98,26 @@ class _QuoteChecker:
         self._stream = stream
         self._last = b"\n"
         self._is_open = False
-        self.are_odd = False
+        self.are_wrong = False
 
     def read(self, size: int = -1) -> bytes:
         """Return the next bytes, and note wrong quotes in them."""
         data: bytes = self._stream.read(size)
         if not data:
-            self.are_odd |= self._is_open
-        elif not self.are_odd and (b'"' in data or self._last == b'"'):
-            self._count_quotes(np.frombuffer(self._last + data, np.uint8))
+            self.are_wrong |= self._is_open
+        elif not self.are_wrong and (b'"' in data or self._last == b'"'):
+            self._note_misplaced(np.frombuffer(self._last + data, np.uint8))
         self._last = data[-1:] or self._last
         return data
 
-    def _count_quotes(self, data: np.ndarray) -> None:
-        """Note whether a block has a quote at an odd place."""
+    def _note_misplaced(self, data: np.ndarray) -> None:
+        """Note whether an undoubled quote neither begins nor ends a field."""
         places = np.flatnonzero(data[1:] == ord('"')) + 1
         opening, closing = places[int(self._is_open) :: 2], places[int(not self._is_open) :: 2]
         if data[0] == ord('"') and not self._is_open:
             closing = np.concatenate([[0], closing])
         followed = closing[closing < len(data) - 1] + 1
-        self.are_odd = not (self._BEFORE[data[opening - 1]].all() and self._BEFORE[data[followed]].all())
+        self.are_wrong = not (self._BEFORE[data[opening - 1]].all() and self._BEFORE[data[followed]].all())
         self._is_open ^= bool(len(places) % 2)
 
 

@@ -53,7 +53,7 @@ class Outage:
         self._tell(None)
 
     def wait(self, problem: Exception) -> None:
-        """Store the problem, and wait for the next attempt; raise the problem after too long."""
+        """Store the problem and wait for the next attempt. Raises it if waiting is not allowed."""
         self._tell(problem)
         if self._once and not isinstance(problem, SourceBusy):
             raise problem

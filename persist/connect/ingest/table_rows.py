@@ -242,7 +242,7 @@ class TableRows:
     ) -> list[int]:
         """Fill values that the server did not send from the collection; return rows to leave out.
 
-        A change is left out if the collection lacks its row because that was deleted or copied again before `reached`.
+        A change up to `reached` is left out if the collection lacks its row: that was deleted, or copied later.
         """
         values = zip(self.key, zip(*absent.values(), strict=True), strict=True)
         keys = pa.table(

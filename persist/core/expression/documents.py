@@ -44,7 +44,7 @@ def make_number_condition(value: pc.Expression, kind: str, sign: str, number: st
 
 
 def join_paths(steps: Sequence[tuple[str, str | int]]) -> list[tuple[str, str | int]]:
-    """Merge consecutive paths into objects; return JSON functions with their paths."""
+    """Merge consecutive steps through objects; return functions and their paths."""
     joined: list[tuple[str, str | int]] = []
     for function, path in steps:
         outer, inner = to_full_path(joined[-1][1]) if joined else None, to_full_path(path)

@@ -112,7 +112,7 @@ class Call(Term):
 
     @property
     def kind(self) -> pa.DataType:
-        """The type of the value; only for functions of queries."""
+        """The type of the value, which only calls of `sql.` functions have."""
         assert self.function.startswith(SQL)
         return self.options[0]
 
@@ -131,12 +131,12 @@ _SIGNS = {
 
 
 def is_call(term: Term, *functions: str) -> bool:
-    """Return whether a term calls one of these functions (programs' or queries')."""
+    """Return whether a term calls a given function, with `sql.` or without."""
     return isinstance(term, Call) and term.function.removeprefix(SQL) in functions
 
 
 def make_sql_call(function: str, kind: pa.DataType, *arguments: Term, at: int | None = None) -> Call:
-    """Return a call of a function of queries; kind is the type of its value."""
+    """Return a call of a query's function, whose value has type `kind`."""
     return Call(SQL + function, arguments, (kind,), at)
 
 

@@ -209,7 +209,7 @@ def list_unchanged(events: pa.Table, schema: CollectionSchema) -> pa.Array:
 
 
 def has_column(text: str, at: int) -> bool:
-    """Return whether a partial event, by its `GIVEN`, sets value column `at`."""
+    """Return whether an event's text in `GIVEN` sets value column `at`."""
     return text.split(" ")[1][at] == "1"
 
 
@@ -292,7 +292,7 @@ _GROUP_FIELD = pa.field(GROUP, pa.int64(), nullable=False)
 
 
 def number_groups(rows: pa.Table, keys: pa.Table) -> Ints:
-    """Return for each row the position of its key in `keys`."""
+    """Return for each row its key's position in `keys`, which have all."""
     if not len(rows):
         return np.zeros(0, np.int64)
     groups = SortedKeys(keys).count_less(SortedKeys(rows.select(keys.column_names)))

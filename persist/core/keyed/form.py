@@ -364,7 +364,7 @@ def find_machine(form: KeyedForm, given: Machine | None, collection: str) -> Mac
 
 
 def has_one_value(contents: CollectionState) -> bool:
-    """Return whether a collection's machine allows only one value per key."""
+    """Return whether the collection's known machine allows one value per key."""
     machine = None if contents.keyed is None else find_machine(contents.keyed, None, contents.name)
     return machine is not None and machine.has_one_value
 

@@ -40,7 +40,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.log.fields import KeyedForm
 
 GROUP = "\tgroup"  # No column of a collection has a control character in its name.
-GIVEN = ""  # The column of partial events; no column of a collection has an empty name.
+GIVEN = ""  # The column with the value columns that a partial event sets. No collection has a column of that name.
 NUMBER = "\tnumber"  # The number of an event, for callers that list refused events.
 DELETED = "_deleted"
 SEQ = "_seq"
@@ -201,7 +201,7 @@ def _mark_greatest_so_far(ranks: Ints, group: Ints) -> Flags:
 def _make_updates(
     schema: CollectionSchema, rows: pa.Table, order: Ints, time: Ints, goes: Ints, comes: Ints
 ) -> pa.Table:
-    """Return updates that retract rows before `goes`, and insert rows at `comes`."""
+    """Return retractions of rows before places `goes`, and insertions at places `comes`."""
     chosen = np.concatenate([order[goes - 1], order[comes]])
     times, diffs = np.concatenate([time[goes], time[comes]]), np.ones(len(chosen), np.int64)
     diffs[: len(goes)] = -1

@@ -139,8 +139,8 @@ class _Sequence:
         rows: the present rows, then the events, which begin at row `start`.
         order: the row at each place of the order.
         group: the number of the key at each place; first: the first place of that key.
-        codes: at each place, the index in `texts` of the event's `GIVEN`; -1 for whole rows.
-        texts: the distinct values of `GIVEN`.
+        codes: at each place, the index of the event's text in `texts`; -1 for whole rows.
+        texts: the distinct texts of `GIVEN`, which say what columns an event sets.
         deletes: whether the key has no row after the place.
     """
 
@@ -155,7 +155,7 @@ class _Sequence:
 
     @classmethod
     def of(cls, ready: Prepared, present: pa.Table, groups: Ints, form: KeyedForm) -> "_Sequence":
-        """Return rows and events in order; missing columns get their defaults."""
+        """Merge present rows and events by key; events' missing columns get defaults."""
         schema, events = ready.schema, ready.events
         texts, codes = list[str](), np.full(len(events), -1)
         if GIVEN in events.column_names:
@@ -181,9 +181,9 @@ class _Sequence:
         codes = np.concatenate([np.full(len(present), -1), codes])[order]
         return cls(rows, len(present), order, group, first, codes, texts, deletes)
 
-    def expand_by_text(self, value: list[bool]) -> Flags:
-        """Return at each place its text's value; True for whole rows."""
-        return np.array([*value, True])[self.codes]
+    def expand_by_text(self, flags: list[bool]) -> Flags:
+        """Return at each place its text's flag; True for whole rows."""
+        return np.array([*flags, True])[self.codes]
 
     def mark_having(self, name: str, schema: CollectionSchema) -> Flags:
         """Return at which places the event has this value column."""
@@ -201,7 +201,7 @@ class _Sequence:
         return np.where(places >= self.first, places, -1)
 
     def mark_greatest_so_far(self, order_by: Sequence[str], is_set: Flags) -> Flags:
-        """Return whether no earlier event with the columns of an order has a greater one."""
+        """Return at which places no earlier event of the key ranks higher."""
         if not order_by or not len(self.order):
             return np.ones(len(self.order), np.bool_)
         ranks = np.where(is_set, rank_watermarks(self.rows, order_by)[self.order] + 1, 0)

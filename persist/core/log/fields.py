@@ -145,7 +145,7 @@ class TokenArchive(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class Archiving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Move a collection's oldest tokens into an archive, merged with newer archives."""
+    """Move a collection's oldest tokens into an archive, with its newest archives."""
 
     came_with: ClassVar[int] = 10  # The number of a location's format from which on no token is forgotten unnoticed.
     archive: TokenArchive

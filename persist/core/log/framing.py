@@ -157,7 +157,7 @@ def fetch_framed(blob: Blob, refs: Sequence[BlobRef], kind: type[F], pool: Execu
 
 
 def get_decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
-    """Return the JSON decoder of a type, created by one thread only.
+    """Return the JSON decoder of a type, created under a lock.
 
     msgspec 0.22 analyses a Struct on first use, and releases the GIL meanwhile. A second thread that uses the
     unfinished result crashes the process.

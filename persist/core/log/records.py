@@ -126,7 +126,7 @@ class RecordReader:
         self._pool = pool
 
     def read_after(self, applied: Callable[[], int], last: float) -> Iterator[Record]:
-        """Yield the records up to `last`; the caller must apply each first.
+        """Yield records up to `last`; the caller applies each before the next.
 
         `applied`: returns the seqno of the last applied record; another thread may apply some.
         """

@@ -146,7 +146,7 @@ class Draft:
         return repeated
 
     def _load_contents(self, collection: str) -> CollectionState | None:
-        """Return a collection's state before this draft; None without one."""
+        """Return a collection's state after the accepted operations; None without one."""
         entry = self._now.entries.look_up(collection)
         return None if entry is None else entry.contents
 

@@ -155,7 +155,7 @@ class FrozenMap(Mapping[str, V]):
         return ((key, value) for key, value in merge_sorted(iter(ours), below) if value is not None)
 
     def iterate_marked(self, mark: str) -> Iterator[tuple[str, V]]:
-        """Yield the items whose values have a mark, and perhaps others."""
+        """Yield the items in memory, and at least the marked ones below."""
         yield from self.iterate_in_memory()
         for key in self._below.list_marked(mark) if self._below is not None else ():
             if key not in self._shards.get(_compute_shard(key), ()) and (value := self.get(key)) is not None:

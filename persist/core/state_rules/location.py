@@ -83,7 +83,7 @@ class TakenOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: BlobRef
 
     def allows(self, checkpoint: BlobRef) -> bool:
-        """Return whether a checkpoint is this basis, or newer than its declaration."""
+        """Return whether a checkpoint is this basis, or includes its declaration."""
         return checkpoint == self.checkpoint or (parse_checkpoint_seqno(checkpoint.blob) or 0) >= self.seqno
 
 
@@ -153,7 +153,7 @@ def check_writer(
 
 
 def _grant_lease(control: LocationState, mutation: kinds.GrantLease, _: int) -> LocationState:
-    """Return control with a new or renewed lease."""
+    """Return control with a new or renewed lease; `reads_from` never goes back."""
     check_holder(mutation.holder)
     if not is_id(mutation.lease):
         raise ValueError(f"{mutation.lease[:200]!r} is not the id of a lease")

@@ -29,7 +29,7 @@ AGES = ("grace_s", "log_retention_s")  # The times that are measured by the ages
 
 
 class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The newest policy, and earlier ones, each with its last seqno."""
+    """The newest policy; earlier ones, oldest first, with their replacement's seqno."""
 
     newest: Policy
     before: tuple[tuple[Seqno, Policy], ...] = ()
@@ -45,7 +45,7 @@ class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return Policies(policy, earlier)
 
     def get_policy_in_force(self, log_floor: int, is_old: Callable[[int, float], bool]) -> Policy:
-        """Return the policy by which blobs may be deleted now.
+        """Return the policy by which blobs may be deleted now. Uploads: `get_orphan_grace_s`.
 
         Args:
             log_floor: the first record of the log.

@@ -89,7 +89,7 @@ def remove_table(contents: CollectionState, step: kinds.Unpublish) -> Collection
 
 
 def list_unused_blobs(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> tuple[str, ...]:
-    """Return the blobs that a publication's step leaves unused."""
+    """Return the blobs that a step leaves unused; raise as the step."""
     return tuple(sorted(contents.named_blobs - _change_tables(contents, step).named_blobs))
 
 

@@ -57,7 +57,7 @@ def load_newest_schema(schema: CollectionSchema, contents: CollectionState) -> C
 
 
 def reconcile_schema(caller_schema: CollectionSchema, contents: CollectionState, collection: str) -> CollectionSchema:
-    """Return the stored schema version that a caller's schema equals.
+    """Return the stored version of a caller's schema, with the caller's codecs.
 
     This is the newest version; or an older one if columns were only added since: then the caller writes with that one.
 

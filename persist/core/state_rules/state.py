@@ -283,7 +283,7 @@ class StateChanges:
             raise ColumnsNeeded(entry.name, {column: views for column, views in readers.items() if views})
 
     def _find_reader(self, hold: str) -> CollectionEntry | None:
-        """Return the view that has a hold, or its arrangement's owner."""
+        """Return the holder of a hold: a view, or an arrangement's owner."""
         reader = find_reader(hold)
         entry = None if reader is None else self.entries.look_up(reader)
         owner = None if entry is None else find_owner(entry.name)
@@ -321,11 +321,11 @@ class StateChanges:
         return entry
 
     def _check_clone_folders(self, step: kinds.Clone) -> tuple[str, ...]:
-        """Check a clone; return the collections whose folders have the source's parts.
+        """Check a clone; return the collections that may share parts with it.
 
-        These include collections without a part of the clone, because an erasure covers all. A part that the source
-        no longer names must not be shared, because it may be deleted already. Without loaded contents, this replays a
-        record whose writer has checked it, so only the folders are checked.
+        They are the source and all that may share parts with the source, because an erasure must look at all of them.
+        A part that the source no longer names must not be shared, because it may be deleted already. Without loaded
+        contents, this replays a record whose writer has checked it, so only the folders are checked.
         """
         source, folders = self.entries.look_up(step.source), get_shared_folders(step)
         if source is None:

@@ -133,7 +133,7 @@ def make_overwrite_steps(
 ) -> list[Step]:
     """Return the steps that replace the contents, or the rows for which where is true, by rows.
 
-    With a token that was used before, only its digest is returned, so that the commit recognises the repetition.
+    With a used token, the steps have no updates, only the digest by which the commit recognises the repetition.
 
     Args:
         time: the time of the difference; None for the time of the commit.

@@ -125,7 +125,7 @@ LARGE_BYTES = 32 << 20  # The size of parts read; less work leaves little behind
 def release_unused_memory() -> None:
     """Return the unused memory of Arrow's and the C library's allocators to the system.
 
-    Memory in use is not affected, in the whole process. Cost: milliseconds.
+    It concerns the whole process, but no memory that is in use. Cost: milliseconds.
     """
     pa.default_memory_pool().release_unused()
     if sys.platform == "linux":

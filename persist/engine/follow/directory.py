@@ -86,9 +86,9 @@ class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 class DirectoryObject(Framed, frozen=True, kw_only=True, tag="directory"):
     """A stored object of the directory: the collections that changed since the earlier objects.
 
-    Either `collections` has the changed entries and `gone` the ids of dropped collections, or pages have both: entries
-    by id, and ids by name, null for dropped ones. If an earlier object has pages, `freed` lists the former names that
-    no collection has now.
+    A small object has the changed entries in `collections`, and the ids of dropped collections in `gone`. A large one
+    lists pages instead: `entries` by id, and `names` with ids by name; null marks dropped ones. If an earlier object
+    has pages, `freed` lists the former names that no collection has now.
     """
 
     location: str

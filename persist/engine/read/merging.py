@@ -9,8 +9,8 @@ the sum over all records with the same projection. In form "rows" no sum per key
 columns.
 
 As few rows as possible are merged. Rows *stand* if no other row can cancel them. In form "rows" these are the rows of
-parts without a negative diff, in form "diff" the distinct records of a keyframe. All other rows are the *rest*. Only
-keys of the rest are merged; other standing rows pass unchanged. Without a rest, not even `_diff` is read.
+parts without a negative diff, in form "diff" the distinct records of a keyframe. All other rows are the *tail*. Only
+keys of the tail are merged; other standing rows pass unchanged. Without a tail, not even `_diff` is read.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ Form = Literal["rows", "diff"]
 REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
 ROWS_MAX = 2**31 - 1  # Rows of one slice; with more, multiplicities were probably mistaken for data.
 COPIES_MAX = 1 << 26  # Copies of records with a multiplicity above 1 that are made together in memory.
-TOUCH_FRACTION = 1.5  # With more rows in the rest for each standing row, most keys are touched anyway.
+TOUCH_FRACTION = 1.5  # With more rows in the tail for each standing row, most keys are touched anyway.
 
 
 def read_snapshot(
@@ -49,8 +49,8 @@ def read_snapshot(
     `REPEATED_ROWS_MAX` rows.
 
     Args:
-        elsewhere: selects standing parts that the caller reads itself, without the keys of the rest. Of these parts
-            only rows with a key of the rest are yielded. If there is a rest, the collection must have flat key columns.
+        elsewhere: selects standing parts that the caller reads itself, except rows with a key of the tail. Of these
+            parts, only those rows are yielded. If there is a tail, the collection must have flat key columns.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
@@ -94,18 +94,18 @@ def _merge_parts(
         reader.pool,
     )
     with closing(standing):
-        rest_rows = pa.concat_tables(
+        tail_rows = pa.concat_tables(
             [
                 scan.empty([*names, "_diff"]),
-                *scan.read_base_rows(reader, [*names, "_diff"], split.base_rest),
-                *scan.updates(reader, [*names, "_diff"], split.rest),
+                *scan.read_base_rows(reader, [*names, "_diff"], split.base_tail),
+                *scan.updates(reader, [*names, "_diff"], split.tail),
             ]
         )
-        touching = SortedKeys.of(rest_rows, keys) if is_touching and len(rest_rows) else None
-        touched = [rest_rows.select([*apart, "_diff"])]
+        touching = SortedKeys.of(tail_rows, keys) if is_touching and len(tail_rows) else None
+        touched = [tail_rows.select([*apart, "_diff"])]
         for is_here, table in standing:
-            if not len(rest_rows) or not len(table):
-                if not is_here and not len(rest_rows):
+            if not len(tail_rows) or not len(table):
+                if not is_here and not len(tail_rows):
                     break  # Nothing is touched, so the other parts need not be read.
                 if not is_here:
                     continue
@@ -118,7 +118,7 @@ def _merge_parts(
                 if outside is not None:
                     yield from _repeat_for_form(_select_columns(outside, columns), scan, form)
     by, names, rows = sort_by_cost(apart, scan.schema), [*apart, "_diff"], [pa.concat_tables(touched)]
-    del rest_rows, touched, touching  # So that what copies the rows may have their memory.
+    del tail_rows, touched, touching  # So that what copies the rows may have their memory.
     yield from _repeat_for_form(consolidate(rows.pop(), by).select(names), scan, form)
 
 
@@ -133,43 +133,43 @@ def _repeat_for_form(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Tab
 
 @dataclass(frozen=True)
 class Split:
-    """The parts of a slice: standing ones and the rest, of the keyframe and of the history."""
+    """The parts of a slice: standing ones and the tail, of the keyframe and of the history."""
 
     base: list[Part]
     history: list[Part]
-    base_rest: list[Part]
-    rest: list[Part]
+    base_tail: list[Part]
+    tail: list[Part]
 
     @classmethod
     def of(cls, scan: Scan, form: Form) -> "Split":
-        """Split the parts of a scan into standing ones and the rest."""
+        """Split the parts of a scan into standing ones and the tail."""
         if form == "diff":
             # Records of a keyframe are distinct, unless they differ only in columns that are not requested.
             is_whole = set(scan.columns) == set(scan.schema.names)
             base = [part for part in scan.base if is_whole and scan.keeps_distinct(part)]
-            base_rest = [part for part in scan.base if not (is_whole and scan.keeps_distinct(part))]
-            return cls(base, [], base_rest, [*scan.parts])
+            base_tail = [part for part in scan.base if not (is_whole and scan.keeps_distinct(part))]
+            return cls(base, [], base_tail, [*scan.parts])
         base = [part for part in scan.base if not part.negatives]
         history = [part for part in scan.parts if scan.sign > 0 and not part.negatives]
-        base_rest = [part for part in scan.base if part.negatives]
-        return cls(base, history, base_rest, [part for part in scan.parts if scan.sign < 0 or part.negatives])
+        base_tail = [part for part in scan.base if part.negatives]
+        return cls(base, history, base_tail, [part for part in scan.parts if scan.sign < 0 or part.negatives])
 
     @property
     def is_merged(self) -> bool:
         """Whether some rows must be merged with rows of other parts."""
-        return bool(self.base_rest or self.rest)
+        return bool(self.base_tail or self.tail)
 
     def keep_standing_parts(self, condition: Callable[[Part], bool]) -> "Split":
         """Return the split without the standing parts that do not meet a condition."""
         return replace(self, base=[*filter(condition, self.base)], history=[*filter(condition, self.history)])
 
     def is_touching(self, scan: Scan) -> bool:
-        """Return whether the rest is so small that most standing rows pass unchanged."""
+        """Return whether the tail is so small that most standing rows pass unchanged."""
         if not self.is_merged or not scan.schema.key_names:
             return bool(scan.schema.key_names)
         standing_rows = sum(scan.bound_row_count(part) for part in (*self.base, *self.history))
-        rest_rows = sum(scan.bound_row_count(part) for part in (*self.base_rest, *self.rest))
-        return rest_rows <= TOUCH_FRACTION * standing_rows
+        tail_rows = sum(scan.bound_row_count(part) for part in (*self.base_tail, *self.tail))
+        return tail_rows <= TOUCH_FRACTION * standing_rows
 
 
 def slice_snapshot(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
@@ -183,7 +183,7 @@ def slice_snapshot(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
         if not parts.is_touching(piece):
             return piece.memory
         return (
-            piece.estimate_memory([*parts.base_rest, *parts.rest])
+            piece.estimate_memory([*parts.base_tail, *parts.tail])
             + piece.estimate_memory([*parts.base, *parts.history]) // 2
         )
 

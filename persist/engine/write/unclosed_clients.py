@@ -112,7 +112,7 @@ class _Registry:
             self.has_failed = False
 
     def collect(self) -> tuple[list[Unclosed], list[UnobservedErrors]]:
-        """Return the open clients and the ledgers of this process."""
+        """Return this process's open clients, and its ledgers of unread errors."""
         if self._pid != os.getpid():
             return [], []
         with self._lock:

@@ -121,7 +121,7 @@ class PartExamination:
         self._examine_loose(loose, owner, created.keyed)
 
     def _examine_loose(self, loose: LoosePart, owner: "_Owner | None", form: KeyedForm | None) -> None:
-        """Examine a part outside of a state, as updates or as events."""
+        """Examine a part that only a record or an old checkpoint names."""
         if owner is not None and loose.is_events and form is not None:
             owner = _make_event_owner(owner, form)
         if owner is not None:

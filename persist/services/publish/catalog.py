@@ -132,9 +132,10 @@ class IcebergCatalog:
         return sorted(table for above, table in self._list_identifiers() if above == space)
 
     def properties(self, space: Namespace) -> dict[str, str]:
-        """Return, for each table that cannot be published, the reason.
+        """Return the properties of a namespace: the location, and its unpublishable tables.
 
-        At most `CHECKED_MAX` tables are checked.
+        Each table that cannot be published has a property `persist.unavailable.TABLE` with the reason. At most
+        `CHECKED_MAX` tables are checked.
         """
         properties = {"location": self.url}
         self.namespaces(space)

@@ -153,15 +153,15 @@ class Planner:
         """Plan a version without using the files of the previous one."""
         split, numbers = Split.of(scan, "rows"), _get_numbers_by_blob(newest)
         lying = self._list_usable_parts([*split.base, *split.history], scan, numbers)
-        touched = self._find_touched_keys(scan, [*split.base_rest, *split.rest], reader)
+        touched = self._find_touched_keys(scan, [*split.base_tail, *split.tail], reader)
         dead = self._make_tombstone_filter(contents, scan.schema)
         places = {id(part): find_omitted_rows(part, scan.schema, touched, dead, reader) for part in lying}
         listed = [part for part in lying if len(places[id(part)]) <= self._share * part.rows]
         ids = {id(part) for part in listed}
         files = [PlannedFile(part, numbers[part.blob], places[id(part)]) for part in listed]
         current = None
-        if len(listed) == len({part.name for part in (*split.base, *split.history)}) and not split.base_rest:
-            current = self._read_newest(contents, scan, split.rest, split.history, touched, reader)
+        if len(listed) == len({part.name for part in (*split.base, *split.history)}) and not split.base_tail:
+            current = self._read_newest(contents, scan, split.tail, split.history, touched, reader)
         new = (
             self._store_missing_rows(scan, lambda part: id(part) in ids, reader)
             if current is None
@@ -228,15 +228,15 @@ class Planner:
                 lying.setdefault(part.blob, part)
         return [*lying.values()]
 
-    def _find_touched_keys(self, scan: Scan, rest: Sequence[Part], reader: PartReader) -> SortedKeys | None:
-        """Return the keys of updates in `rest` that may cancel rows of other parts; None without any."""
+    def _find_touched_keys(self, scan: Scan, tail: Sequence[Part], reader: PartReader) -> SortedKeys | None:
+        """Return the keys of updates in `tail` that may cancel rows of other parts; None without any."""
         keys = [*scan.schema.key_names]
         based = {id(part) for part in scan.base}
-        if not keys or not rest:
+        if not keys or not tail:
             return None
         tables = [
-            *scan.read_base_rows(reader, keys, [part for part in rest if id(part) in based]),
-            *scan.updates(reader, keys, [part for part in rest if id(part) not in based]),
+            *scan.read_base_rows(reader, keys, [part for part in tail if id(part) in based]),
+            *scan.updates(reader, keys, [part for part in tail if id(part) not in based]),
         ]
         table = pa.concat_tables([scan.empty(keys), *tables])
         return SortedKeys.of(table, keys) if len(table) else None
@@ -245,7 +245,7 @@ class Planner:
         self,
         contents: CollectionState,
         scan: Scan,
-        rest: Sequence[Part],
+        tail: Sequence[Part],
         history: Sequence[Part],
         touched: SortedKeys | None,
         reader: PartReader,
@@ -256,7 +256,7 @@ class Planner:
         parts need not be read: with 1% of the keys touched, that is 3 times as fast.
 
         Args:
-            rest: parts with updates of the touched keys.
+            tail: parts with updates of the touched keys.
             history: the scan's parts outside its keyframe.
 
         Returns:
@@ -265,11 +265,11 @@ class Planner:
         """
         if not has_one_value(contents) or scan.sign != 1 or scan.narrow is not None or touched is None:
             return None
-        first = min(part.time_min for part in rest)
+        first = min(part.time_min for part in tail)
         if any(part.time_max >= first and len(find_places(touched, part, scan.schema, reader)) for part in history):
             return None
         schema, names = scan.schema, [*scan.schema.names]
-        tables = [*scan.updates(reader, [*names, "_time", "_diff"], rest)]
+        tables = [*scan.updates(reader, [*names, "_time", "_diff"], tail)]
         table = pa.concat_tables([scan.empty([*names, "_time", "_diff"]), *tables]).combine_chunks()
         if not len(table):
             return table.select([*names, "_diff"])

@@ -418,10 +418,8 @@ class Attempt:
         """Delete stored objects that no record names. Garbage collection deletes the rest."""
         self._handle.engine.writer("publish").part_writer().discard(self._parts)
         for key in self._blobs:
-            try:
+            with suppress(PersistError):
                 self._handle.engine.blob.delete(key)
-            except PersistError:
-                continue
 
 
 def _make_published(

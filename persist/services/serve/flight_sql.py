@@ -262,7 +262,7 @@ class FlightSql:
         for row in more:
             answer.bind(row)
             if answer.schema != schema:
-                raise InvalidUsage("the types of its columns are not the same for all rows of parameters: cast them")
+                raise InvalidUsage("the result has other types for some rows of parameters: cast its columns")
             yield from answer.to_batches()
 
     def _prepare_statement(self, sql: str) -> bytes:

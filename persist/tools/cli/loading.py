@@ -174,7 +174,7 @@ def has_begun(collection: "persist.Collection", file: RowFile, plan: Plan, token
 
 
 def _resize_pieces(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield the same rows in pieces of `rows` rows."""
+    """Yield the rows in pieces of `rows`; the last may be smaller."""
     waiting: list[pa.Table] = []
     count = 0
     for piece in pieces:

@@ -121,12 +121,12 @@ class SinceBlocker:
 
 @dataclass(frozen=True)
 class WaitingBlobs:
-    """Deleted blobs that are still stored, and until when.
+    """Unneeded blobs that are still stored, and until when.
 
     Attributes:
         why: "dropped", "replaced" by compaction, or "erased": records of the log from before an erasure.
         blobs, bytes: None if they were not listed; see `LISTED_MAX`.
-        given_up_at, until: ISO 8601: when they were deleted, and about when gc, by the store's clock, removes them.
+        given_up_at, until: ISO 8601: when they fell out of use, and about when gc, by the store's clock, removes them.
         waits_for: "the grace period", a lease with its holder, or "the next gc".
     """
 
@@ -355,7 +355,7 @@ def _sum_live_bytes(facts: Facts) -> int:
 
 
 def list_waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
-    """Return deleted blobs that are still stored, oldest first, except blobs that clones use.
+    """Return unneeded blobs that are still stored, oldest first, except blobs that clones use.
 
     Cost: a LIST for each folder of a collection, `LISTED_MAX` at most, and the states of the clones with parts there.
     """

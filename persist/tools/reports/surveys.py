@@ -309,7 +309,7 @@ class Portrait:
 
 
 def load_portrait(client: "persist.Client", collection: "persist.Collection") -> Portrait:
-    """Return the portrait of a collection. Cost: a GET or two."""
+    """Return all that `persist show` prints. Cost: a GET or two."""
     facts = Facts(collection.handle.contents())
     plan = None
     if facts.latest is not None:

@@ -47,7 +47,7 @@ class Explorer:
         return {"url": self._client.url, "seqno": self._client.seqno, "total": len(names), "items": items}
 
     def collection(self, name: str) -> dict[str, Any]:
-        """Return a collection's portrait, and its picture over time and key."""
+        """Return a collection's facts, and its picture over time and key."""
         loaded = self._client.load(name)
         summary = load_portrait(self._client, loaded)
         facts = summary.facts

@@ -51,19 +51,6 @@ def test_consolidating_agrees_with_counting(table: pa.Table) -> None:
     assert [expected[key] for key in keys] == result["_diff"].to_pylist()
 
 
-@settings(max_examples=examples(100))
-@given(updates(2), st.randoms())
-def test_the_order_of_rows_does_not_matter(table: pa.Table, random: object) -> None:
-    shuffled = table.take(pa.array(np.random.default_rng(0).permutation(table.num_rows)))
-    try:
-        expected = consolidate(table, ["c0", "c1"])
-    except DiffOverflow:
-        with pytest.raises(DiffOverflow):
-            consolidate(shuffled, ["c0", "c1"])
-    else:
-        assert sort_keys(consolidate(shuffled, ["c0", "c1"]), ["c0", "c1"]) == sort_keys(expected, ["c0", "c1"])
-
-
 def test_null_nan_and_negative_zero_are_values() -> None:
     table = pa.table({"x": [None, 0.0, math.nan, -0.0, None, -math.nan], "_diff": [1, 1, 1, 1, 1, -1]})
     result = consolidate(table, ["x"])

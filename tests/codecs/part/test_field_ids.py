@@ -70,8 +70,7 @@ def test_columns_are_found_by_their_ids_after_they_were_renamed(tmp_path: Path) 
         for id_, name in wanted.items()
     )
     parts = f"{tmp_path}/part/**/*.parquet"
-    found = duckdb.sql(
-        f"SELECT DISTINCT * FROM read_parquet('{parts}', schema=MAP {{{mapping}}}) ORDER BY k"
-    ).fetchall()
+    query = f"SELECT DISTINCT * FROM read_parquet('{parts}', schema=MAP {{{mapping}}}) ORDER BY k"
+    found = duckdb.connect().sql(query).fetchall()  # A forked process must not use the default connection.
     assert [(k, tuple(value)) for k, *value, _ in found] == rows
     assert rows == [(1, ("left", None, None)), (2, ("also left", "new b", "new a"))]

@@ -198,18 +198,6 @@ def test_nan_beside_a_type_that_parquet_lacks_is_no_obstacle() -> None:
     assert sort_keys(decode_part(data, part, schema), ["v"]) == sort_keys(table, ["v"])
 
 
-def test_every_flipped_byte_and_every_truncation_is_noticed() -> None:
-    data, part = only(encode_parts(orders(3), ORDERS))
-    part = msgspec.structs.replace(part, blob="parts/abc")
-    for i in range(len(data)):
-        flipped = data[:i] + bytes([data[i] ^ (1 << (i % 8))]) + data[i + 1 :]
-        for bad in (flipped, data[:i]):
-            with pytest.raises(CorruptBlob, match="parts/abc"):
-                decode_part(bad, part, ORDERS)
-    with pytest.raises(CorruptBlob, match=f"{len(data) + 1} bytes"):
-        decode_part(data + b"\0", part, ORDERS)
-
-
 def test_bytes_with_a_right_checksum_that_are_not_the_part_are_noticed() -> None:
     data, part = only(encode_parts(orders(50), ORDERS))
     other = CollectionSchema.of({"id": pa.int64()}, {"status": pa.string(), "amount": pa.int64()})
@@ -362,7 +350,7 @@ def test_a_part_opens_in_duckdb_and_polars_alone(tmp_path: Path) -> None:
     path = tmp_path / "part.parquet"
     path.write_bytes(data)
     expected = decode_part(data, part, ORDERS).to_pylist()
-    assert duckdb.sql(f"SELECT * FROM '{path}'").to_arrow_table().to_pylist() == expected
+    assert duckdb.connect().sql(f"SELECT * FROM '{path}'").to_arrow_table().to_pylist() == expected
     assert polars.read_parquet(path).to_arrow().to_pylist() == expected
     assert pq.read_table(path, page_checksum_verification=True).to_pylist() == expected
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.describing import check_part
-from persist.codecs.part.part import GROUP_ROWS_MIN, GROUPS_MAX, Part
+from persist.codecs.part.part import GROUPS_MAX, Part
 from persist.codecs.part.stream import PartStream, encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from tests.codecs.oracle import sort_keys
@@ -85,17 +85,6 @@ def test_parts_come_out_near_the_target() -> None:
         assert 170_000 < len(data) < 230_000
         assert check_part(data, part, NUMBERS)[0] == ()
     assert sum(part.rows for _, part in parts) == 200_000
-
-
-def test_a_key_of_any_length_stays_in_one_part() -> None:
-    table = numbers(50_000, keys=1)
-    [(data, part)] = streamed(table, NUMBERS, 3000, part_bytes_target=1000, row_group_rows=100)
-    assert (
-        decode_part(data, part, NUMBERS)
-        .combine_chunks()
-        .equals(consolidate(table, ["k", "v", "_time"]).combine_chunks())
-    )
-    assert pq.ParquetFile(io.BytesIO(data)).metadata.num_row_groups <= GROUPS_MAX + part.rows // GROUP_ROWS_MIN
 
 
 def test_row_groups_end_at_so_many_decoded_bytes() -> None:

@@ -13,7 +13,6 @@ import pytest
 import persist
 from persist.core.log import kinds
 from persist.events import InsertIfAbsent, PerKey
-from tests.support.reads import rows_with
 from tests.support.tuned import tuned
 from tests.support.watched import WatchedBlob
 
@@ -62,20 +61,6 @@ def test_events_may_be_a_stream_and_have_a_time_of_their_own(client: persist.Cli
     assert users.snapshot(2).count() == 4
     users.upsert([(0, "x", 9), (0, "z", 11), (0, "y", 10)], seal=12).result()
     assert contents(users)[0] == "z"
-
-
-def test_what_one_client_asks_is_done_in_call_order(client: persist.Client) -> None:
-    users = keyed(client)
-    futures = []
-    for time in range(12):
-        futures.append(users.upsert([(1, f"first {time}", time)]))
-        futures.append(users.upsert([(1, f"second {time}", time), (time, "x", time + 1)]))
-        futures.append(users.seal(time + 1))
-        refused = users.upsert([(1, "too late", time)])
-        assert isinstance(refused.exception(), persist.errors.UpdateNotBeyondUpper)
-    assert [future.exception() for future in futures] == [None] * len(futures)
-    for time in range(2, 12):
-        assert rows_with(users.snapshot(time), [1])["v"].to_pylist() == [f"second {time}"]
 
 
 def test_maintenance_resolves_what_a_background_policy_left(tmp_path: Path) -> None:

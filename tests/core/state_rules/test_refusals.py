@@ -5,8 +5,6 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from persist.codecs.evolution import evolve_schema
 from persist.codecs.part.part import Part
@@ -19,7 +17,7 @@ from persist.core.log.fields import KeyedForm, Keyframe, MachineForm
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, Submitted
 from persist.core.names import VIEW_HOLD
-from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectParts, SetHolds, apply_step
+from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectParts, apply_step
 from persist.core.state_rules.contents import CollectionState, check_runs, compute_replacement, get_last_sealed
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.location import Dropped, LocationState, check_uploaded
@@ -28,14 +26,12 @@ from persist.errors import (
     AsOfNotSealed,
     CollectionExists,
     ColumnsNeeded,
-    Conflict,
     HoldMoved,
     InvalidUsage,
     LeaseExpired,
     UploadExpired,
     ViewRedefined,
 )
-from tests.support.tiers import examples
 
 ID, OTHER = "0" * 32, "1" * 32
 LEASE, OTHER_LEASE = "a" * 32, "b" * 32
@@ -203,35 +199,6 @@ def test_a_column_that_a_view_reads_is_not_dropped() -> None:
     with pytest.raises(ColumnsNeeded) as caught:
         Draft(apply_record(State(), record(table, view, *holds))).extend([without])
     assert caught.value.readers == {"b": ["v"]}
-
-
-MOVES = st.tuples(st.sampled_from("abcd"), st.integers(2, 9), st.sampled_from([None, 3, 4, 5, 6, 7]))
-
-
-@settings(max_examples=examples(300))
-@given(st.lists(MOVES, min_size=1, max_size=6), st.booleans())
-@example(moves=[("b", 9, None), ("c", 9, None), ("a", 7, None), ("d", 5, None)], expects=True)
-def test_holds_of_one_record_are_set_as_one_after_the_other(
-    moves: list[tuple[str, int, int | None]], expects: bool
-) -> None:
-    allowed = (kinds.Seal(ID, (9,)), kinds.SetHold(ID, "a", 3), kinds.AllowCompaction(ID, (8,)))
-    steps, known = [], {"a": 3}
-    for name, time, expected in moves:  # Half of the cases expect what is there, so that most of them are moved.
-        steps.append(kinds.SetHold(ID, name, time, None, known.get(name) if expects else expected))
-        known[name] = time
-    together, one_by_one = contents_after(*allowed), contents_after(*allowed)
-    refused: list[tuple[type, str] | None] = []
-    for groups in ([SetHolds(ID, tuple(steps))], steps):
-        try:
-            for step in groups:
-                one_by_one = apply_step(one_by_one, step)
-            refused.append(None)
-        except (InvalidUsage, Conflict) as error:
-            refused.append((type(error), str(error)))
-        together, one_by_one = one_by_one, together
-    assert refused[0] == refused[1]
-    if refused[0] is None:
-        assert together == one_by_one
 
 
 def test_a_tag_names_the_last_sealed_time_and_none_that_is_not_sealed() -> None:

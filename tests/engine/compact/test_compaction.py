@@ -340,29 +340,6 @@ def test_an_exclusive_writer_does_not_keep_others_from_compacting() -> None:
         assert c.snapshot().count() == 5
 
 
-def test_a_client_that_reads_on_and_on_does_not_keep_old_blobs_for_ever() -> None:
-    """It has a lease all the time, and says with each renewal what it reads from."""
-    dated = DatedBlob(ImpatientClock())
-    with opened(dated, hold_linger_s=3600) as reader, opened(dated) as client:
-        c = client.create_or_load("c", key=KEY, value=VALUE)
-        snapshots: list[persist.Snapshot] = []
-        for at in range(12):
-            c.write(rows_at(2000, at, diff=1 if at % 2 == 0 else -1), seal=at + 1).result()
-            snapshots.append(reader.load("c").snapshot(at))  # Before the one before it is closed.
-            assert len(snapshots[-1].to_arrow()) == (0 if at % 2 else 2000)
-            for old in snapshots[:-1]:
-                old.close()
-            c.compact()
-            c.allow_compaction(at).result()
-            for _ in range(8):
-                dated.clock.sleep(150)
-                reader.maintain()
-                client.maintain()
-        assert len(reader.engine.follower.refresh().control.leases) == 1
-        assert len([*dated.list("part/")]) <= 12, "the last hour's, and what is in use"
-        assert len(snapshots[-1].to_arrow()) == 0
-
-
 def test_a_client_compacts_in_the_background_unless_told_not_to() -> None:
     blob = MemoryBlob()
     eager = Tuning(keyframe_rows_min=20, merge_runs=3, inline_runs=4, compaction_interval_s=0.05)
@@ -377,16 +354,6 @@ def test_a_client_compacts_in_the_background_unless_told_not_to() -> None:
         assert any(thread.name == "persist-upkeep" for thread in threading.enumerate())
     with opened(blob):
         assert all(thread.name != "persist-upkeep" for thread in threading.enumerate())
-
-
-def test_writers_wait_for_a_merge_when_there_are_too_many_runs() -> None:
-    policy = Tuning(runs_max=16, merge_runs=4, inline_runs=4, inline_bytes=1 << 30)
-    with opened(MemoryBlob(), tuning=policy) as client:
-        c = client.create_or_load("c", key=KEY, value=VALUE)
-        for at in range(24):
-            c.write(rows_at(2000, at), seal=at + 1).result()
-            assert len(state(client, c).history) <= 20
-        assert c.snapshot().count() == 48_000
 
 
 def test_a_full_disk_ends_a_compaction_and_nothing_is_replaced(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,24 +409,6 @@ def test_fsck_finds_a_keyframe_that_does_not_say_what_the_history_says() -> None
         [problem] = client.fsck().problems
         assert (problem.kind, problem.blob) == ("disagrees", parts[0].blob)
         assert "the keyframe as of 2 differs in 1 records from what the keyframe as of 1" in problem.what
-
-
-def test_what_stands_counts_for_half_of_a_slice_where_few_keys_are_touched() -> None:
-    with opened(MemoryBlob(), memory_budget=16 << 20) as client:
-        c = client.create_or_load("c", key=KEY, value=VALUE)
-        c.write(rows_at(200_000, 0), seal=1).result()
-        c.compact()
-        c.write(rows_at(1_000, 1, start=50_000, diff=-1), seal=2).result()
-        few = c.snapshot().explain()
-        assert few.memory > 2 * (16 << 20) // 5, "a slice of rows that are all held would have no room for these"
-        assert few.slices == 1
-        expected = np.r_[:50_000, 51_000:200_000]
-        assert np.array_equal(c.snapshot().to_arrow().sort_by("k")["k"].to_numpy(), expected)
-        c.write(rows_at(140_000, 2, start=51_000, diff=-1), seal=3).result()
-        many = c.snapshot().explain()
-        assert many.slices > 1
-        expected = np.r_[:50_000, 191_000:200_000]
-        assert np.array_equal(c.snapshot().to_arrow().sort_by("k")["k"].to_numpy(), expected)
 
 
 @pytest.mark.thorough(except_every=2)

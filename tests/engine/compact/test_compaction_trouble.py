@@ -21,7 +21,6 @@ from persist.engine.compact.planner import Forget, MakeKeyframe, Thin, Work
 from persist.engine.read.parts.caches import SliceLeftovers
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.write.part_writer import PartWriter
-from persist.errors import UploadExpired
 from tests.support.clocks import ImpatientClock
 from tests.support.keyframes import add_keyframe
 from tests.support.parts import commit_parts
@@ -479,29 +478,6 @@ def test_work_that_another_compactor_made_pointless_is_thrown_away_and_costs_nob
         assert one.result() == two.result()
         check(mine, written)
         assert leftovers(other, client) == set()
-
-
-def test_a_compaction_whose_uploads_were_declared_void_costs_nobody_else_anything(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with opened(MemoryBlob()) as client:
-        c = client.create_or_load("c", key=KEY, value=VALUE)
-        written = fill(c, range(10))
-        steps: list[kinds.Replace] = []
-
-        def late_put(contents: CollectionState, step: kinds.Replace, made: Any) -> None:
-            steps.append(step)
-            client.gc()  # Without any grace.
-            one, void, two = together(c, step)
-            assert one.result() == two.result()
-            void.result()
-
-        with monkeypatch.context() as patched:
-            patched.setattr(client.engine.writer("a test").compactor, "_commit_step", late_put)
-            with pytest.raises(UploadExpired):
-                work(client, MakeKeyframe(4))
-        check(c, written)
-        assert leftovers(client) == set()
 
 
 def test_parts_of_the_same_bytes_are_cut_into_slices_again_and_again() -> None:

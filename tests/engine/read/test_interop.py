@@ -161,17 +161,6 @@ def test_a_lazy_frame_reads_only_parts_that_may_match_and_stops_when_it_has_enou
     assert bytes_for(blob, lambda s: s.lazy().filter(pl.col("k") < 0).collect()) == 0
 
 
-def test_only_the_columns_of_a_query_are_decoded(collection: persist.Collection) -> None:
-    def peak(column: str) -> int:
-        before = int(pa.total_allocated_bytes())
-        return max(
-            int(pa.total_allocated_bytes()) - before for _ in collection.snapshot().read_narrowed([column], None)
-        )
-
-    # How far threads read ahead of the loop differs from time to time.
-    assert min(peak("n") for _ in range(5)) < max(peak("text") for _ in range(5)) / 2
-
-
 def test_a_dataset_gives_what_the_table_gives(collection: persist.Collection, blob: CountingBlob) -> None:
     dataset, whole = collection.snapshot().dataset(), collection.snapshot().to_arrow()
     assert isinstance(dataset, pyarrow.dataset.Dataset)

@@ -647,35 +647,6 @@ def test_what_look_ups_have_decoded_of_parts_that_are_gone_is_not_kept_for_ever(
         assert max(sizes[15:]) <= max(sizes[:10])
 
 
-def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
-    client: persist.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(persist.engine.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(persist.engine.read.lookups.part_rows, "BLOCK_BYTES", 1)  # One for each row group.
-    monkeypatch.setitem(encode_parts.__kwdefaults__ or {}, "row_group_rows", ROWS // 20)
-    collection, rows = large(client, scattered("int"))
-    keys, decoded = rows.select(["k"]), []
-    before = PartReader.fetch_groups
-
-    def fetched_groups(*args: Any, **options: Any) -> Any:
-        decoded.append(len(args[2]))
-        return before(*args, **options)
-
-    monkeypatch.setattr(PartReader, "fetch_groups", fetched_groups)
-
-    def decoded_by_one(room: int) -> int:
-        monkeypatch.setattr(client.engine.caches, "decoded", make_decoded_rows_kind(Cache(room)))
-        for _ in range(4):
-            decoded.clear()
-            assert len(collection.snapshot().get(keys)) == len(keys)
-        return sum(decoded)
-
-    everything = decoded_by_one(1)
-    assert decoded_by_one(1 << 30) == 0
-    room = client.engine.caches.decoded.bytes * 3 // 4  # Of the keys all, and of the values some.
-    assert 0 < decoded_by_one(room) < everything
-
-
 def test_row_groups_that_lie_between_two_samples_are_looked_into() -> None:
     keys = pa.table({"a": [n // 10 for n in range(100)], "b": [n % 10 for n in range(100)]})
     at = np.array([0, 33, 66, 99])

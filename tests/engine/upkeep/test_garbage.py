@@ -56,22 +56,6 @@ def orphan(blob: DatedBlob, client: persist.Client, handle: persist.Collection) 
     )
 
 
-def test_a_commit_that_comes_after_its_upload_was_declared_void_is_refused(dated: DatedBlob) -> None:
-    """However slow a writer is, and even before its blob is deleted: it can never refer to what is gone."""
-    with opened(dated) as client, opened(dated, orphan_grace_s=0, grace_s=0) as collector:
-        c = client.create_or_load("c", key=KEY)
-        c.write(table(), seal=1).result()
-        parts = orphan(dated, client, c)
-        assert collector.gc().parts == 1
-        with pytest.raises(persist.errors.UploadExpired, match="uploaded too long ago"):
-            commit_parts(c, parts).result()
-        c.seal(10).result()
-        assert c.snapshot(9).count() == 20_000
-        fresh = orphan(dated, client, c)
-        for part in fresh:
-            assert (parse_upload_seqno(part.blob) or 0) >= client.engine.follower.state.control.upload_floor
-
-
 def test_an_upload_that_was_committed_meanwhile_is_not_deleted(dated: DatedBlob) -> None:
     with opened(dated) as client, opened(dated, orphan_grace_s=0, grace_s=0) as collector:
         c = client.create_or_load("c", key=KEY)
@@ -111,24 +95,6 @@ def busy(client: persist.Client, c: persist.Collection, clock: ImpatientClock, h
 
 
 SHORT: dict[str, Any] = {"log_retention_s": 5 * HOUR, "log_retention_records": 50}
-
-
-def test_a_client_shortens_a_long_log_between_two_collections_of_garbage(dated: DatedBlob) -> None:
-    settings: dict[str, Any] = {
-        "grace_s": 240,
-        "log_retention_records": 16,
-        "log_records_max": 60,
-        "gc_interval_s": 1e9,
-    }
-    longest = 0
-    with opened(dated, **settings) as client:
-        c = client.create_or_load("c", key=KEY)
-        for _ in range(15):
-            busy(client, c, dated.clock, 1, per_hour=20)
-            client.maintain()
-            longest = max(longest, len(keys(dated, "log/")))
-        assert client.engine.follower.state.seqno > 250
-    assert 55 < longest < 80
 
 
 def truncated_while_asleep(dated: DatedBlob, client: persist.Client, c: persist.Collection) -> None:
@@ -207,18 +173,6 @@ def test_a_writer_that_falls_asleep_right_after_its_commit_does_not_commit_it_tw
         theirs.write([((7, None), 1_000_000, 1)], token="once").result()
         c.seal(1_000_001).result()
         assert c.snapshot(1_000_000).count() == 1
-
-
-def test_a_reader_that_was_asleep_is_told_when_its_history_is_gone(dated: DatedBlob) -> None:
-    with opened(dated, **SHORT) as client, opened(dated) as sleeper:
-        c = client.create_or_load("c", key=KEY)
-        c.seal(1).result()
-        listen = sleeper.load("c").listen(0)
-        c.allow_compaction(10_000).result()
-        truncated_while_asleep(dated, client, c)
-        client.gc()
-        with pytest.raises((persist.errors.AsOfCompacted, persist.errors.LeaseExpired)):
-            listen.poll()
 
 
 def test_a_location_that_lost_its_checkpoints_after_a_truncation_is_not_taken_for_an_empty_one(
@@ -526,38 +480,6 @@ def where_it_is(blob: MemoryBlob, prefix: str) -> list[str]:
         inline = re.findall(rb'"inline":"([^"]+)"', data)
         found += [key] if any(b"the secret" in text for text in (data, *map(base64.b64decode, inline))) else []
     return found
-
-
-class CountedReads(DatedBlob):
-    """Remembers which keys were read."""
-
-    def __init__(self, clock: ImpatientClock) -> None:
-        super().__init__(clock)
-        self.read: list[str] = []
-
-    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        self.read.append(key)
-        return super().get(key, range)
-
-
-def test_a_collector_reads_the_objects_of_old_checkpoints_once_however_many_are_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 500)
-    blob = CountedReads(ImpatientClock())
-    with opened(blob) as writer, opened(blob) as collector:
-        made = [writer.create_or_load(f"c{n}", key=KEY) for n in range(20)]
-        reads = []
-        for hour in range(1, 9):
-            for n in range(2 * INTERVAL):
-                made[n % 20].seal(100 * hour + n).result()
-                wait_for_checkpoint(writer)
-            blob.clock.sleep(HOUR)
-            blob.read.clear()
-            collector.gc()
-            reads.append(sum(key.startswith("directory/") for key in blob.read))
-    assert len(keys(blob, "checkpoint/")) > 6
-    assert reads[-1] <= reads[3] + 2
 
 
 @pytest.mark.thorough(except_every=2)

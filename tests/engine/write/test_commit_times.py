@@ -1,8 +1,5 @@
 """Times that the commit assigns (rule 21): whose they are, what they are, what is told of them, and what is stored."""
 
-from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -10,8 +7,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import persist
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
@@ -20,7 +15,6 @@ from persist.core.antichain import Antichain
 from tests.support.clocks import ImpatientClock
 from tests.support.reads import rows_with
 from tests.support.stepped import Gate, Stepped
-from tests.support.tiers import examples
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
 QUIET = persist.Settings(background=False)
@@ -201,109 +195,6 @@ def test_what_names_a_seal_names_its_times(blob: MemoryBlob) -> None:
             c.write([((1, "a"), 4, 1)], diff=2)
         assert c.write([]).time is None
         assert c.upper == Antichain(0)
-
-
-CALLS = st.lists(
-    st.tuples(
-        st.sampled_from(["write", "table", "both", "explicit", "seal", "overwrite", "delete", "upsert", "wait"]),
-        st.integers(0, 1),  # Which client.
-        st.integers(0, 3),  # Which key.
-        st.integers(0, 6),  # How far ahead a time lies that is named.
-    ),
-    max_size=10,
-)
-
-
-class Oracle:
-    """What several collections hold, as the futures of what was asked for tell it."""
-
-    def __init__(self) -> None:
-        self.updates: dict[str, list[tuple[int, str, int, int]]] = {"a": [], "b": []}
-        self.values: dict[int, dict[int, str]] = {}
-
-    def at(self, name: str, as_of: int) -> Counter[tuple[int, str]]:
-        sums: Counter[tuple[int, str]] = Counter()
-        for key, value, time, diff in self.updates[name]:
-            if time <= as_of:
-                sums[key, value] += diff
-        return Counter({record: count for record, count in sums.items() if count})
-
-
-@pytest.mark.costly("opens two clients and reads all times for each list of calls")
-@given(CALLS)
-@settings(max_examples=examples(60, quick=3), deadline=None)
-def test_whatever_is_written_without_a_time_is_there_from_the_time_that_its_future_tells(calls: list[Any]) -> None:
-    store, oracle = MemoryBlob(), Oracle()
-    with opened(store) as one, opened(store) as two:
-        one.create_or_load("a", key=KEY, value=VALUE)
-        one.create_or_load("b", key=KEY, value=VALUE)
-        one.create_or_load("k", key=KEY, value=VALUE, keyed=persist.Keyed())
-        clients = [{name: client.load(name) for name in "abk"} | {"client": client} for client in (one, two)]
-        open_writes: list[Callable[[], None]] = []
-        for number, (call, which, key, ahead) in enumerate(calls):
-            value, c = f"{number}", clients[which]
-            if call in ("write", "table"):
-                rows = [(key, value)] if call == "write" else pa.table({"k": [key], "v": [value]})
-                open_writes.append(adds(oracle, "a", c["a"].write(rows), key, value))
-                continue
-            while open_writes:
-                open_writes.pop(0)()
-            if call == "both":
-                with c["client"].multi_write() as multi:
-                    multi.write(c["a"], [(key, value)])
-                    multi.write(c["b"], [(key, value)])
-                    multi.upsert(c["k"], [(key, value)])
-                times = {multi.time_of(c[name]) for name in "abk"}
-                assert len(times) == 1
-                (time,) = times
-                oracle.updates["a"].append((key, value, time, 1))
-                oracle.updates["b"].append((key, value, time, 1))
-                oracle.values[time] = {**last_of(oracle), key: value}
-            elif call == "explicit":
-                time = (c["a"].upper.time or 0) + ahead
-                with suppress(persist.errors.UpdateNotBeyondUpper):
-                    c["a"].write([((key, value), time, 1)], seal=time + 1).result()
-                    oracle.updates["a"].append((key, value, time, 1))
-            elif call == "seal":
-                c["b"].seal((c["b"].upper.time or 0) + ahead).result()
-            elif call == "overwrite":
-                time = c["b"].overwrite([(key, value)]).time
-                gone = [(k, v, time, -n) for (k, v), n in oracle.at("b", time).items()]
-                oracle.updates["b"] += [*gone, (key, value, time, 1)]
-            elif call == "delete":
-                time = c["b"].delete([key]).time
-                oracle.updates["b"] += [(k, v, time, -n) for (k, v), n in oracle.at("b", time).items() if k == key]
-            elif call == "upsert":
-                time = c["k"].upsert([(key, value)]).time
-                oracle.values[time] = {**last_of(oracle), key: value}
-        while open_writes:
-            open_writes.pop(0)()
-        check(oracle, clients[0])
-
-
-def adds(oracle: Oracle, name: str, future: persist.CommitFuture, key: int, value: str) -> Callable[[], None]:
-    def told() -> None:
-        assert future.time is not None
-        oracle.updates[name].append((key, value, future.time, 1))
-
-    return told
-
-
-def last_of(oracle: Oracle) -> dict[int, str]:
-    return oracle.values[max(oracle.values)] if oracle.values else {}
-
-
-def check(oracle: Oracle, collections: dict[str, Any]) -> None:
-    for name in "ab":
-        upper = collections[name].upper.time
-        assert all(time < upper for *_, time, _ in oracle.updates[name])
-        for as_of in {0, *(time for *_, time, _ in oracle.updates[name])} if upper else ():
-            rows = Counter(collections[name].snapshot(as_of).rows())
-            assert rows == oracle.at(name, as_of)
-    assert collections["k"].upper.time == max(oracle.values, default=-1) + 1
-    for as_of in oracle.values:
-        times = [time for time in oracle.values if time <= as_of]
-        assert dict(collections["k"].snapshot(as_of).rows()) == (oracle.values[max(times)] if times else {})
 
 
 def test_several_writes_to_a_collection_in_one_block_get_one_time_whatever_else_the_block_does() -> None:

@@ -5,11 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import persist
-from tests.support.tiers import examples
 
 ORDERS: dict[str, Any] = {"key": {"id": int}, "value": {"amount": float}}
 
@@ -31,26 +28,6 @@ def test_a_restored_collection_holds_what_it_held_and_keeps_its_history(client: 
     assert Counter(orders.changes(3, form="updates").to_arrow()["_diff"].to_pylist()) == {-1: 2, 1: 1, 2: 1}
     orders.restore(2, time=10).result()
     assert (contents(orders), orders.upper) == (contents(orders, 2), persist.Antichain(11))
-
-
-@given(
-    st.lists(
-        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(-2, 2)), max_size=6),
-        min_size=1,
-        max_size=5,
-    ),
-    st.data(),
-)
-@settings(max_examples=examples(100, quick=5))
-def test_any_past_can_be_restored_whatever_its_multiplicities(versions: list[Any], data: st.DataObject) -> None:
-    with persist.open(persist.MemoryBlob()) as client:
-        numbers = client.create_or_load("numbers", key={"k": int}, value={"v": int})
-        for time, updates in enumerate(versions):
-            numbers.write([((k, v), time, diff) for k, v, diff in updates], seal=time + 1).result()
-        as_of = data.draw(st.integers(0, len(versions) - 1))
-        numbers.restore(as_of).result()
-        assert contents(numbers) == contents(numbers, as_of)
-        assert contents(numbers, len(versions) - 1) == contents(numbers, len(versions) - 1)
 
 
 def test_tags_and_moments_say_what_to_restore(client: persist.Client) -> None:

@@ -1,6 +1,5 @@
 """A stream is one write: whole or not at all, larger than memory, read piece by piece."""
 
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +9,6 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
-from persist.engine.write import write_steps
-from persist.engine.write.write_steps import gather_pieces
 from tests.support.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
@@ -52,20 +49,6 @@ def test_a_stream_larger_than_the_budget_is_one_commit_and_is_never_held_as_a_wh
     assert most < 2.5 * BUDGET.memory_budget
 
 
-def test_of_a_stream_that_breaks_off_nothing_is_written_and_nothing_is_left(blob: MemoryBlob) -> None:
-    def failing() -> Iterator[pa.RecordBatch]:
-        yield from batches()
-        raise ConnectionError("the source is gone")
-
-    with opened(blob) as client:
-        c = client.create_or_load("c", key=KEY, value=VALUE)
-        with pytest.raises(ConnectionError, match="the source is gone"):
-            c.write(failing(), seal=BATCHES)
-        c.seal(BATCHES).result()
-        assert c.snapshot().count() == 0
-        assert [*blob.list("part/")] == []
-
-
 class FullBlob(MemoryBlob):
     """A store that takes only so many parts."""
 
@@ -98,23 +81,3 @@ def test_a_stream_without_a_row_writes_nothing(blob: MemoryBlob) -> None:
             .to_reader()
         ).result()
         assert c.snapshot().count() == 0
-
-
-def test_a_piece_of_a_stream_is_free_once_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces: list[weakref.ref[pa.Table]] = []
-    living: list[int] = []
-
-    def gather_and_note(tables: Iterator[pa.Table], bytes_max: int) -> Iterator[pa.Table]:
-        for piece in gather_pieces(tables, bytes_max):
-            pieces.append(weakref.ref(piece))
-            yield piece
-            del piece
-            living.append(sum(known() is not None for known in pieces))
-
-    monkeypatch.setattr(write_steps, "gather_pieces", gather_and_note)
-    with persist.open(MemoryBlob(), settings=BUDGET) as client:
-        rows = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
-        keys = np.arange(ROWS)
-        tables = (pa.table({"k": keys + n * ROWS, "v": keys}) for n in range(BATCHES))
-        rows.write(tables, time=0, seal=1).result()
-    assert max(living[2:]) <= 2, "the one before, and the one that is being stored"

@@ -280,16 +280,6 @@ def pairs(folder: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_two_blobs_that_were_exchanged_are_found(folder: str) -> None:
-    for one, other in pairs(folder):
-        outcome = read_all({**ONE, one: ONE[other], other: ONE[one]})
-        assert_true(outcome.contents)
-        if {one, other} & CLEAN.read:
-            assert isinstance(outcome.error, CorruptBlob), (one, other)
-            assert outcome.error.key in (one, other)
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
 def test_a_blob_in_the_place_of_another_is_found(folder: str) -> None:
     """As if the store had kept an older value, or had mistaken one key for another."""
     for one, other in pairs(folder):

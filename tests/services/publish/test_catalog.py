@@ -19,6 +19,7 @@ from pyiceberg.exceptions import BadRequestError, NoSuchTableError, Unauthorized
 import persist
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT_MIN
+from persist.services.publish import IcebergCatalog
 from persist.services.publish.catalog import to_identifier
 from persist.services.serve.iceberg import BODY_BYTES_MAX, serve_catalog
 from persist.tools.cli.main import main
@@ -195,6 +196,28 @@ def test_a_pin_goes_with_its_tag_and_a_requested_time_after_a_day(client: persis
     assert c.handle.contents().published == {}
     client.gc()
     assert client.fsck(deep=True).is_clean
+
+
+def test_a_tag_that_goes_meanwhile_is_not_pinned(client: persist.Client) -> None:
+    c = orders(client)
+    c.tag("start", 0)
+    c.write([((1, "new"), 1, -1)], seal=2).result()
+    c.publish("iceberg")
+    tagged = c.handle.contents()
+    c.untag("start").result()
+    c.allow_compaction(1).result()
+    c.compact()
+    assert not IcebergCatalog(client, 0.0)._pin(c.handle, tagged, None).pins
+
+
+def test_a_pin_takes_no_ids_of_new_rows(client: persist.Client) -> None:
+    c = orders(client)
+    c.tag("start", 0)
+    c.write([((1, "new"), 1, -1)], seal=2).result()
+    with serve_catalog(client, "127.0.0.1:0", token=None, insecure=False, format_version=3) as url:
+        pin, newest = call(url, "GET", "/v1/namespaces/main/tables/orders")[2]["metadata"]["snapshots"]
+    assert (pin["summary"]["persist.as_of"], pin["first-row-id"], pin["added-rows"]) == ("0", 0, 0)
+    assert newest["added-rows"] >= 99
 
 
 def test_an_erasure_takes_pins_and_the_next_load_shows_what_stays(client: persist.Client, catalog: Catalog) -> None:

@@ -83,6 +83,8 @@ def test_a_time_that_is_published_is_not_published_again(client: persist.Client)
     c = orders(client)
     first, again = c.publish("delta"), c.publish("delta")
     assert (first.is_new, again.is_new, again.version) == (True, False, 0)
+    stats = json.loads(adds(first)[0]["stats"])
+    assert [stats[name]["id"] for name in ("minValues", "maxValues", "nullCount")] == [0, 999, 0]
     c.write([((1, ("s1", 0.25)), 1, -1)], seal=2).result()
     c.publish("delta")
     older = c.publish("delta", as_of=0)

@@ -149,3 +149,8 @@ def test_both_tables_of_a_collection_live_side_by_side(client: persist.Client) -
     collect(client)
     left = {path.name for path in (Path(client.url) / "part").rglob("*") if path.is_file()}
     assert left == {part.blob.rpartition("/")[2] for part in c.handle.get_known_state().stored_parts if part.blob}
+
+
+def test_a_path_that_readers_would_cut_is_no_url(tmp_path: Path) -> None:
+    with persist.open(tmp_path / "a#b", settings=SETTINGS) as client:
+        assert orders(client).publish("iceberg").url.startswith(f"{tmp_path}/a#b/")

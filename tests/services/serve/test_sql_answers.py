@@ -340,7 +340,7 @@ def test_parameters_are_bounded_and_whole(sql: FlightSql, monkeypatch: pytest.Mo
     assert max(sizes) > 0
     both, _, _ = prepared(sql, "SELECT ?, ? AS x")
     sql.put(put(rows, both))
-    with pytest.raises(InvalidUsage, match="types of its columns are not the same for all rows"):
+    with pytest.raises(InvalidUsage, match="result has other types for some rows"):
         rows_of(sql, ticket_of(sql, wrapped("CommandPreparedStatementQuery", (1, both))))
 
 

@@ -163,7 +163,7 @@ class Arrangement(StashingOperator):
         return request_contents(self.inputs, keys, self.origins, self.apply_shape)
 
     def lookup(self, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
-        """Return the updates of keys, each with the number of its key."""
+        """Return (numbers, updates): each update of the keys, and its key's number."""
         if self.loaded is not None and keys.shape[1]:
             self._load(keys)
         numbers, rows = self.spine.lookup(hashes, keys)

@@ -182,7 +182,7 @@ def _make_extreme(is_max: bool) -> Fold:
     """Return the fold for the minimum, or the maximum, of a frame."""
 
     def extreme(call: WindowFunction, rows: Rows) -> Ints:
-        """Pick the value at the least or greatest order."""
+        """Return the least or the greatest first argument of each frame."""
         order = np.lexsort((rows.rank_first_argument(), rows.owners))
         firsts, ends = rows.find_nonempty()
         places = order.take(ends - 1 if is_max else firsts)

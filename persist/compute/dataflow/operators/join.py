@@ -108,7 +108,7 @@ class JoinOperator(Operator):
         self.out = self._shape(updates)
 
     def look_up(self, step: JoinLookup, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
-        """Return the rows that a look-up finds for keys, each with its key's number."""
+        """Return (numbers, rows): each row found for the keys, and its key's number."""
         return step.arrangement.lookup(hashes, keys, has_new=has_new)
 
     def compute_contents(self, keys: Keys | None) -> Ints:

@@ -167,7 +167,7 @@ class Frame(Mapping[str, pa.Array]):
 def compile_traced(
     stages: Sequence[Stage], input_schema: pa.Schema, names: Sequence[str], domain: Domain, operator: str
 ) -> Callable[[Ints], tuple[Ints, Ints]]:
-    """Do what `compile_stages` does, and return the input row of each update."""
+    """Do what `compile_stages` does; the function also returns each update's input row."""
 
     run = _chain_stages(stages, operator)
 

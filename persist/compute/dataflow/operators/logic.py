@@ -288,7 +288,7 @@ def _aggregate_multiset(
 
 
 def sum_by_slot(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the sums of amounts times diffs by group and slot."""
+    """Return (groups, slots, sums): the sum of amounts times diffs in each slot."""
     order = np.lexsort((slots, groups))
     groups, slots, sums = groups[order], slots[order], multiply_diffs(amounts, diffs)[order]
     if not len(groups):
@@ -298,7 +298,7 @@ def sum_by_slot(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[
 
 
 def _sort_by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: Domain) -> tuple[Ints, Ints, Ints]:
-    """Sum equal values of each group; drop those not positive, and sort."""
+    """Return (groups, values, sums of diffs) where the sum is positive, sorted."""
     order = np.lexsort((compute_ranks(domain, words, of), numbers))
     numbers, words, diffs = numbers[order], words[order], diffs[order]
     if not len(numbers):

@@ -329,7 +329,7 @@ class TotalReduce(ReduceOperator):
 
 
 def _find_rows_of_keys(first: int, end: int, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the rows of consecutive keys, with their keys numbered from 0."""
+    """Return (numbers, rows) of the keys from `first` to `end`, numbered from 0."""
     if bool((numbers[1:] >= numbers[:-1]).all()):
         start, stop = numbers.searchsorted((first, end)).tolist()
         return numbers[start:stop] - first, rows[:, start:stop]
@@ -338,7 +338,7 @@ def _find_rows_of_keys(first: int, end: int, numbers: Ints, rows: Ints) -> tuple
 
 
 def _find_rows_of_other_keys(flags: Flags, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the rows of the keys that are not flagged, with the numbers of their keys among these."""
+    """Return (numbers, rows) of the keys that are not flagged, numbered anew."""
     keep = ~flags.take(numbers)
     return ((~flags).cumsum() - 1).take(numbers[keep]), rows[:, keep]
 

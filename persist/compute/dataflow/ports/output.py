@@ -102,7 +102,7 @@ class KeptLinear(Operator):
         self._restored, self._after = kept, at
 
     def run(self) -> None:
-        """Split the new updates into results of this pass and changes of the hidden collection."""
+        """Set `out` to the new results, `kept` to the hidden collection's changes."""
         arrived = self.inputs[0].out
         if arrived is not None and self._after is not None:
             arrived = arrived[:, arrived[-2] > self._after]
@@ -391,6 +391,8 @@ class Output:
 
     def _read_others_updates(self, until: int) -> tuple[int, Ints]:
         """Return the updates that another copy of the program has committed.
+
+        The number is the time to which compaction has moved the earlier ones; 0 if all have their times.
 
         Raises OutputConflict: these updates have been compacted.
         """

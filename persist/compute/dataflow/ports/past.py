@@ -216,7 +216,10 @@ class Past:
         return records if is_same else records[:, keys.selects(records)]
 
     def _add_changed(self, keys: Keys) -> Ints:
-        """Return the words of keys; if few more keys change in this pass, of all these."""
+        """Return the words of keys, or of all keys that change in this pass.
+
+        It returns those that change if they include the keys, and are at most `CHANGED_RATIO` times as many.
+        """
         if self.changes is None:
             return keys.words
         changed = find_distinct_columns(self.changes.take(keys.columns, axis=0))

@@ -38,7 +38,7 @@ class Accumulation:
 
     Attributes:
         aggregates: the aggregates of its columns, which follow the key.
-        is_complete: a group exists while one of them is not zero.
+        is_complete: a group exists while one of them is not zero, even without records; see `Aggregates`.
     """
 
     node: plans.Node

@@ -72,7 +72,7 @@ class Order:
 
     @property
     def make_first_part(self) -> tuple[int, Callable[[int], Any]]:
-        """The first word of the order, and a function from its value to a sort key."""
+        """The place of the order's first word, and what makes its sort key."""
         return self._parts[0]
 
     def make_key(self, record: Record) -> SortKey:

@@ -154,7 +154,7 @@ class Spine:
         self.since = since
 
     def lookup(self, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
-        """Return the updates of keys: each with its key's number, unordered."""
+        """Return (numbers, updates), unordered: each update and its key's number."""
         numbers, rows = [], []
         for batch in self.batches():
             key_numbers, places = match_keys(hashes, keys, batch)

@@ -111,7 +111,7 @@ class Registry:
         return schema.start + msgspec.json.encode(value) + b"}"
 
     def _fetch(self, number: int) -> _Schema | UnreadableAvro:
-        """Fetch and parse schema `number`; return UnreadableAvro if that is impossible."""
+        """Fetch and parse schema `number`; return UnreadableAvro if none is readable."""
         request = urllib.request.Request(f"{self._url}/schemas/ids/{number}", headers=self._headers)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:

@@ -240,7 +240,7 @@ class Kafka(Source):
         return rows, pa.concat_tables([rejected, unread])
 
     def _follow_drift(self, route: Route, messages: pa.Table, collection: Collection) -> None:
-        """Add columns for new members if `drift` allows; otherwise warn of them, once."""
+        """Add columns for new members if allowed; warn of other differences, once."""
         used = {*route.metadata, *(path.partition(".")[0] for path in route.metadata.values())}
         is_changed = True
         while is_changed:

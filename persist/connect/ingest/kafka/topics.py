@@ -122,7 +122,7 @@ class Topics:
         raise self._make_error(problem)
 
     def _handle_lost(self, place: Place, position: int, first: int, end: int) -> int:
-        """Return the first available offset of a partition that lost messages, if `lost` allows a gap."""
+        """Return the first offset if `lost` allows a gap; otherwise raise InvalidUsage."""
         what = (
             f"{self._brokers.name}: partition {place[1]} of {place[0]!r} was read up to offset {position}, and has "
             f"offsets from {first} to {end} by now"

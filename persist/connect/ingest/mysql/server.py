@@ -129,7 +129,7 @@ class Server:
         return connection
 
     def connect(self, **settings: Any) -> Any:
-        """Return a connection that raises ConnectionError when it is lost."""
+        """Connect; a lost connection raises ConnectionError, and another thread can close it."""
         from pymysql.connections import Connection
 
         server = self

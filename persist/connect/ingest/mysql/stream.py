@@ -170,7 +170,7 @@ class BinlogStream:
                 yield from self._seal_quiet_time(sent_us + self._ahead_us)
 
     def _seal_quiet_time(self, by_us: int | None) -> Iterator[Batch]:
-        """Commit what waits, and record that no transaction came before a moment."""
+        """Seal up to a second, the log's unit, before a quiet moment."""
         flow, self._logs = self._flow, []
         if by_us is not None and flow.done < (self._gtids.measure + 1) * STEP:
             flow.note_quiet_until(flow.done + 1, by_us - 1_000_000)

@@ -256,7 +256,7 @@ class Database(PgAddress):
         return self.find_types(table, columns, key)
 
     def find_types(self, table: str, columns: Sequence[Column], key: Sequence[str] = ()) -> dict[str, PgType]:
-        """Return the loaded types of a table's columns, by name."""
+        """Return the loaded types of columns; nested ones of the key stay text."""
         types = {}
         for column in self.select_columns(table, columns):
             type_ = self.types.make_type(column.type, column.modifier)

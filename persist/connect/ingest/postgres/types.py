@@ -155,7 +155,7 @@ class Attributes(StoredProperty, frozen=True):
     added: dict[int, int] = msgspec.field(default_factory=dict)
 
     def follow(self, types: Iterable[PgType], *, is_copy: bool = False) -> Self:
-        """Return the attributes that types have now."""
+        """Return the present attributes; after a copy, values have all of these."""
         numbers, added = dict[int, dict[str, int]](), dict[int, int]()
         for type_ in _find_composites(types):
             numbers[type_.oid] = {name: number for name, number, _ in type_.attributes}

@@ -297,7 +297,7 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if opened is not None:
             try:
                 opened.close()
-            except PersistError as error:
+            except PersistError as error:  # It must not hide why Spark stops.
                 logger.warning("a stream was not closed as it should be: %s", error)
 
     @property

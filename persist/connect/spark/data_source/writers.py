@@ -221,7 +221,7 @@ def combine_uploads(messages: Iterable[WriterCommitMessage | None]) -> Uploaded:
 
 
 def discard(target: Target, messages: Iterable[WriterCommitMessage | None]) -> None:
-    """Delete the parts that tasks have uploaded, which no record names."""
+    """Delete uploaded parts of tasks, which no record names or will name."""
     with surface_errors(), target.open_writer() as writer:
         writer.discard(combine_uploads(messages).parts)
 

@@ -108,7 +108,7 @@ class Tail:
         """Split the parts of a scan into standing parts and the tail."""
         split = Split.of(scan, form)
         if not split.is_merged or scan.sign < 0 or not all(part.is_single for part in scan.all_parts):
-            return cls((*split.base, *split.history), (*split.base_rest, *split.rest), is_single=False)
+            return cls((*split.base, *split.history), (*split.base_tail, *split.tail), is_single=False)
         # Until something is taken back, contents are what was added, and these have one row for a key.
         begins = min((part.time_min for part in scan.parts if part.negatives), default=scan.time_upper)
         adds = [part.negatives == 0 and part.time_max < begins for part in scan.parts]
@@ -522,7 +522,7 @@ def _explain_missing_feed(
 
 
 def may_share_updates(scan: Scan) -> bool:
-    """Return whether an update may occur in two parts, whose times and keys overlap."""
+    """Return whether two parts may have updates of one key and time."""
     clusters: list[list[Part]] = []
     latest = -1
     for part in sorted(scan.parts, key=lambda part: part.time_min):

@@ -62,7 +62,7 @@ def find_native_url(url: str) -> str | None:
 
 
 def explain_unreadable(spark: SparkSession, url: str, parts: Sequence[Part]) -> str | None:
-    """Return why the JVM cannot read these parts, or None. Cost: it opens one of them."""
+    """Return why the JVM cannot read these parts, or None. Cost: a request for one."""
     root = find_native_url(url)
     if root is None:
         return f"the JVM knows no store of the kind of {url}"
@@ -167,7 +167,7 @@ def _scan_parts_of_version(
 
 
 def find_class(spark: SparkSession, name: str) -> Any:
-    """Return a class of the jar by its name; None if the session's JVM lacks the jar."""
+    """Return a class of the jar; None if the JVM lacks it, or is remote."""
     jvm: Any = getattr(spark, "_jvm", None)
     java_class = None if jvm is None else getattr(jvm.dev.persist.spark, name)
     return java_class if isinstance(java_class, JavaClass) else None  # Py4J takes a missing class for a package.

@@ -72,8 +72,7 @@ def foreach_batch_writer(
         location: where the collections are.
         writes: by collection, a function from the batch to the rows to write. All return plain rows, or all return
             updates with `_time` and `_diff`. If there are several functions, the batch is cached meanwhile.
-        seal, watermark, late, late_collection: for updates and events, as the options of the same names (the last one
-            is `late_collection`) for streaming writes.
+        seal, watermark, late, late_collection: for updates and events, as the options of streaming writes.
         query_id: names the query; None takes Spark's id. Needed if one query uses several such functions for one
             collection, and under Spark Connect, which hides the id. Simultaneous runs of a query go unnoticed there.
         first_batch: the number of the first batch that is written here, for a query that wrote elsewhere before.

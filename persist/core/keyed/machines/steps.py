@@ -119,7 +119,7 @@ def concat_rows(touched: Touched) -> pa.Table:
 
 
 def make_updates(schema: CollectionSchema, rows: pa.Table, picks: Sequence[Pick]) -> pa.Table:
-    """Return picked rows as updates."""
+    """Return picks, which are rows with times and a diff, as updates."""
     picked_rows = rows.select([*schema.names]).take(make_int64_array(_join([numbers for numbers, _, _ in picks])))
     times = make_int64_array(_join([times for _, times, _ in picks]))
     diffs = make_int64_array(_join([np.full(len(numbers), diff) for numbers, _, diff in picks]))
@@ -187,7 +187,7 @@ def _find_epoch_ends(owners: Ints, epochs: Ints, deleted: Ints, times: Ints, cou
     """Return when each row's epoch ends: a deletion's time, or -1."""
     counts = np.bincount(deleted, minlength=count)
     bases = np.cumsum(counts) - counts
-    # Each deletion of an owner ends one epoch: the n-th is at bases[owner] + n.
+    # Each deletion of an owner ends one epoch: they are sorted, the n-th is at bases[owner] + n.
     is_ended = epochs < counts[owners]
     return np.where(is_ended, np.append(times, -1)[np.where(is_ended, bases[owners] + epochs, -1)], -1)
 
@@ -279,7 +279,7 @@ class Checked:
         return _build_replacements(touched, np.flatnonzero(counts), groups, times, after)
 
     def _number_rows(self, touched: Touched, gone: Flags) -> tuple[Ints, Ints, Ints, Flags]:
-        """Number present, new and old rows, alike if equal; mark unknown ones."""
+        """Number present, new and old rows, alike if equal; mark unchecked events."""
         names = [*touched.schema.value_names]
         structs = combine_chunks(touched.events[BEFORE])
         # Members under a NULL struct may be anything, so they are made NULL.

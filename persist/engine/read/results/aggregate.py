@@ -338,7 +338,7 @@ class _Groups:
             return bool((~np.isfinite(size) | (size > CANCELLED_MAX * np.abs(net))).any())
 
     def with_floats(self, exact: "_Groups", names: Sequence[str]) -> "_Groups":
-        """Replace the sums of some float columns by those of exact."""
+        """Replace the sums of some float columns by those in `exact`."""
         assert len(self._keys) == len(exact._keys), "consolidation leaves the groups as they are"
         self._floats |= {name: exact._floats[name] for name in names}
         return self

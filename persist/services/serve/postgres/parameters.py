@@ -72,7 +72,7 @@ def _format_literal(value: bytes | None, oid: int, form: int) -> str:
             value = value[1:]
         value_text = value.decode()
         if "\0" in value_text:
-            raise ValueError("it has a zero byte")
+            raise ValueError("text cannot have a zero byte")
         if oid == BYTEA:
             if not value_text.startswith("\\x"):
                 raise ValueError("bytes are written as \\x and their hexadecimal digits")
@@ -91,7 +91,7 @@ def _format_literal(value: bytes | None, oid: int, form: int) -> str:
         return f"CAST({_quote(value.decode())} AS JSON)"
     if oid == UUID:
         if len(value) != 16:
-            raise ValueError("it has not 16 bytes")
+            raise ValueError(f"a uuid has 16 bytes, and this has {len(value)}")
         return f"CAST({_quote(value.hex())} AS UUID)"
     if oid == NUMERIC:
         return _format_numeric(value)
@@ -138,7 +138,7 @@ def _format_moment(value: bytes, oid: int, kind: str) -> str:
         return f"(DATE '2000-01-01' + CAST({number} AS INTEGER))"
     if oid == TIME:
         if not 0 <= number <= 86_400_000_000:
-            raise ValueError("it is not a time of day")
+            raise ValueError(f"{number} microseconds are longer than a day, or negative")
         return f"CAST('{timedelta(microseconds=number)}' AS TIME)"
     moment = f"make_timestamp(CAST({number + EPOCH_S * 1_000_000} AS BIGINT))"
     return f"({moment} AT TIME ZONE 'UTC')" if oid == TIMESTAMPTZ else moment
@@ -150,7 +150,7 @@ def _format_numeric(value: bytes) -> str:
     if sign == 0xC000:
         raise ValueError("NaN is not a number of a fixed scale")
     if sign not in (0, 0x4000) or len(value) != 8 + 2 * count or scale > 16383:
-        raise ValueError("it is malformed")
+        raise ValueError("its bytes are not a binary numeric")
     groups = struct.unpack(f"!{count}H", value[8:])
     with localcontext() as exact:
         exact.prec = 20_000
@@ -167,7 +167,7 @@ def _decode_array(value: bytes, item: int) -> list[bytes | None]:
     if dimensions != 1:
         raise ValueError("lists of lists are not read")
     if oid != item and (item != TEXT or oid not in _TEXTS):
-        raise ValueError(f"its items are of the type with oid {oid}")
+        raise ValueError(f"its items have the type with oid {oid}, not {item}")
     (count,) = struct.unpack("!i", value[12:16])
     at, items = 20, list[bytes | None]()
     for _ in range(count):
@@ -176,7 +176,7 @@ def _decode_array(value: bytes, item: int) -> list[bytes | None]:
         items.append(None if length == -1 else value[at : at + length])
         at += max(length, 0)
     if at != len(value):
-        raise ValueError("it is malformed")
+        raise ValueError("its bytes are not a binary array")
     return items
 
 
