@@ -149,7 +149,7 @@ def maintain_once(client: "persist.Client", *, is_repeated: bool = False) -> dic
     from persist.tools.reports.health import report_health
 
     due = {item.work for item in report_health(client).due}
-    done = {"views refreshed": 0, "collections compacted": 0, "blobs deleted": 0}
+    done = {"views refreshed": 0}
     failed: persist.PersistError | None = None
     if "refresh views" in due:
         try:

@@ -120,6 +120,9 @@ def test_a_source_gives_what_is_written_before_it_is_sealed_and_outputs_wait(cli
         events.seal(persist.Antichain()).result()
         running.step()
         assert not shown(seen, early=True)
+        running.rehearse()
+        with pytest.raises(persist.InvalidUsage):
+            running.step()
     assert sorted(client.load("totals").snapshot(3).rows()) == [(1, (2, 3)), (2, (1, 3)), (3, (1, 9))]
 
 

@@ -194,6 +194,7 @@ def test_an_insertion_into_a_large_spine_does_a_bounded_amount_of_work() -> None
             spine.insert(to_batch(updates, LAYOUT))
             worst = max(worst, sum(merged))
         assert spine.rows == 400 * size
+        assert len(list(spine.batches())) <= 24
         assert worst < 100_000
     finally:
         module.advance_batch = original

@@ -23,7 +23,7 @@ from persist.compute.dataflow.operators.large_groups import Group
 from persist.compute.dataflow.operators.ranked_windows import make_window_ranking
 from persist.compute.dataflow.operators.windows import make_window_logic
 from persist.compute.dataflow.plan.plan import Bound, WindowFunction
-from persist.compute.dataflow.state.costs import Costs
+from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.words import Domain
 
 Row: TypeAlias = dict[str, Any]
@@ -291,11 +291,13 @@ def drawn(call: WindowFunction, chance: random.Random, *, is_plain: bool = False
     return call
 
 
-def check(call: WindowFunction, parts: list[list[Row]]) -> None:
+def check(call: WindowFunction, parts: list[list[Row]], costs: Costs = USUAL) -> None:
     domain = Domain()
     groups = np.arange(len(parts)).repeat([len(part) for part in parts])
     words = words_of(domain, [row for part in parts for row in part])
-    owners, made, diffs = make_window_logic([call], SCHEMA, domain)(groups, words, np.ones(len(groups), np.int64), None)
+    owners, made, diffs = make_window_logic([call], SCHEMA, domain, costs)(
+        groups, words, np.ones(len(groups), np.int64), None
+    )
     assert owners.tolist() == groups.tolist()
     assert diffs.tolist() == [1] * len(groups)
     assert Counter(shown(domain, made, [call])) == model(call, parts), call
@@ -315,7 +317,7 @@ def test_rows_that_are_left_out_put_in_an_order_or_taken_once_count_so_for_each_
     chance = random.Random(100 + seed)
     for call in [*OF_FRAMES, *FOLDED] * 2:
         parts = [[row_of(chance, 0.2 * (seed % 2)) for _ in range(size)] for size in (chance.randint(1, 6), 2)]
-        check(drawn(call, chance), parts)
+        check(drawn(call, chance), parts, Costs(frame_rows=3))
 
 
 def test_a_record_is_as_many_rows_as_it_is_there() -> None:

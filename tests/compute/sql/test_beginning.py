@@ -39,6 +39,11 @@ def test_a_view_holds_its_answer_at_each_time_that_its_input_has_had(client: per
     assert view.definition.start == 0
 
 
+def test_a_view_that_begins_now_begins_at_the_last_sealed_time(client: persist.Client) -> None:
+    table_of_times(client, 1)
+    assert client.create_view("v", SUM, start="now").definition.start == 0
+
+
 def test_a_view_begins_where_all_of_its_inputs_can_be_read(client: persist.Client) -> None:
     table = table_of_times(client, 6)
     other = client.create_or_load("u", key={"a": int})

@@ -53,12 +53,14 @@ def test_a_view_reads_fields_elements_and_values_of_nested_columns(client: persi
     table = client.create_or_load("t", key={"id": pa.int64()}, value=kinds)
     table.write([((1, ({"x": 1, "name": "p"}, ["a", "b"], '{"k": [7]}')), 0, 1)], seal=1).result()
     sql = (
-        "SELECT id, place.name AS n, tags[2] AS t, len(tags) AS l, doc->'k'->>0 AS d, list_sort(tags, 'DESC') AS s"
-        " FROM t"
+        "SELECT id, place.name AS n, tags[2] AS t, len(tags) AS l, doc->'k'->>0 AS d, list_sort(tags, 'DESC') AS s,"
+        " list_transform(tags, lambda x: upper(x)) AS u, hour(to_hours(id + 1)) AS h FROM t"
     )
     view = client.create_view("v", sql)
     view.refresh()
-    assert view.snapshot().to_arrow().to_pylist() == [{"id": 1, "n": "p", "t": "b", "l": 2, "d": "7", "s": ["b", "a"]}]
+    assert view.snapshot().to_arrow().to_pylist() == [
+        {"id": 1, "n": "p", "t": "b", "l": 2, "d": "7", "s": ["b", "a"], "u": ["A", "B"], "h": 2}
+    ]
 
 
 def test_a_row_on_which_duckdb_raises_stops_the_view_and_is_named(client: persist.Client) -> None:

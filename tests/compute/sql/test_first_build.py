@@ -208,7 +208,7 @@ def test_patterns_without_case_are_left_to_the_operators(client: persist.Client,
 @pytest.mark.usefixtures("elsewhere")
 def test_texts_of_moments_are_in_utc_wherever_the_process_is(client: persist.Client) -> None:
     moments = "CAST(TRY_CAST(s AS TIMESTAMPTZ) AS VARCHAR)"
-    view = build_from_texts(client, f"SELECT {moments} AS m, count(*) AS n FROM v GROUP BY 1")
+    view = build_from_texts(client, f"SELECT {moments} AS m, count(*) AS n FROM v WHERE s IS NOT NULL GROUP BY 1")
     assert way_of(view) == "part"
 
 

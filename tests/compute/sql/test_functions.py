@@ -253,6 +253,11 @@ def test_a_window_takes_what_its_function_is_given(call: str) -> None:
     check(f"SELECT id, {call} OVER (PARTITION BY p ORDER BY id) AS x FROM t", _steps(), SOME_TABLES)
 
 
+def test_a_place_in_a_window_may_differ_by_row() -> None:
+    places = "nth_value(n, id + 1) OVER (PARTITION BY p ORDER BY id) AS x, ntile(id + 1) OVER (ORDER BY id) AS y"
+    check(f"SELECT id, {places} FROM t", _steps(), SOME_TABLES)
+
+
 def test_a_frame_may_be_counted_by_a_cast_number_and_by_no_other_expression() -> None:
     frame = "SELECT id, sum(n) OVER (ORDER BY id ROWS BETWEEN {} PRECEDING AND CURRENT ROW) AS x FROM t"
     check(frame.format("CAST(1 AS BIGINT)"), _steps(), SOME_TABLES)

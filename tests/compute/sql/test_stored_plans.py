@@ -191,6 +191,7 @@ def test_constants_that_python_has_no_object_for_are_stored(client: persist.Clie
     )
     client.create_view("constants", sql)
     assert holds_its_query(client, "constants", sql)
+    assert stored_of("SELECT a, [1, 2] AS l FROM t") is not None
 
 
 def programs(client: persist.Client, name: str, definition: Definition) -> ViewProgram:

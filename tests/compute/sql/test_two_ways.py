@@ -400,6 +400,14 @@ def test_a_refresh_that_only_seals_reads_nothing(client: persist.Client) -> None
     assert held(view) == totals(client)
 
 
+def test_an_open_state_keeps_what_a_refresh_would_read(client: persist.Client) -> None:
+    view = client.create_view("counted", "SELECT amount, count(*) AS n FROM facts GROUP BY amount")
+    view.refresh()
+    view.close()
+    view.open_state()
+    assert sum(report.kept_updates for report in view.live.operators()) > 0
+
+
 def test_a_refresh_that_must_not_recompute_names_the_operator_that_would(client: persist.Client) -> None:
     view = client.create_view("first", "SELECT id, amount FROM facts ORDER BY amount DESC, id LIMIT 3")
     with pytest.raises(WouldRecompute, match="an output begins"):

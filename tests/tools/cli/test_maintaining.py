@@ -49,6 +49,13 @@ def test_maintain_does_what_is_due_and_then_nothing_is(shop: Path, run: Run) -> 
     assert not again.get("collections compacted")
 
 
+def test_a_collection_that_is_dropped_meanwhile_is_not_compacted(
+    shop: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persist.Client, "collections", lambda client: ["gone", "orders"])
+    assert [each["collection"] for each in json.loads(run("compact", str(shop), "--json"))] == ["orders"]
+
+
 def test_retain_asks_and_bounds_the_history(shop: Path, run: Run) -> None:
     assert "Nobody can be asked here" in run("retain", str(shop), "orders", "1 second", status=2)
     assert run("retain", str(shop), "orders", "5", "--yes").startswith("orders keeps 5 ms before upper")
@@ -134,7 +141,7 @@ def test_logs_are_remarks_or_lines_or_json(
     assert main(["maintain", str(shop), "--json"]) == 0
     assert capsys.readouterr().err == ""
     assert main(["compact", str(shop), "orders", "--json", "--verbose"]) == 0
-    assert "persist: compact" in capsys.readouterr().err
+    assert "persist: compact: collections 1, in " in capsys.readouterr().err
     monkeypatch.setenv("PERSIST_LOG", "debug")
     assert main(["read", str(shop), "orders", "--format", "csv"]) == 0
     assert "Z debug persist.core.progress: read orders: rows 9, in 0." in capsys.readouterr().err

@@ -53,7 +53,9 @@ def lines(printed: str) -> list[dict[str, object]]:
 
 
 def test_contents_are_read_as_of_a_time_with_columns_and_a_condition(place: str, run: Run) -> None:
-    assert [line.split() for line in run("read", place, "orders", "--as-of", "11").splitlines()] == [
+    table = run("read", place, "orders", "--as-of", "11").splitlines()
+    assert len({*map(len, table)}) == 1, "numbers end under the ends of their names"
+    assert [line.split() for line in table] == [
         ["id", "status", "amount"],
         ["1", "new", "9.5"],
         ["2", "NULL", "3.0"],
@@ -232,6 +234,7 @@ def test_one_collection_is_shown_with_all_there_is_to_say(place: str, run: Run) 
     out = run("show", place, "orders")
     for text in ("key    id      int64", "upper     13", "1 update at time 20: sealing to 21", "consumer", "keyframes"):
         assert text in out
+    assert "size      1 row, " in run("show", place, "shop.items")
     told = json.loads(run("show", place, "shop.items", "--json"))
     assert told["upper_moment"] == "2026-01-02T00:00:00Z"
     assert told["columns"] == [{"side": "key", "name": "item", "type": "int64"}]
@@ -269,6 +272,7 @@ def test_a_location_is_sealed_held_and_destroyed(place: str, run: Run) -> None:
         (["read", "{place}", "orders", "--as-of", "soon"], 2, "soon"),
         (["read", "{place}", "orders", "--as-of", "-1"], 2, "-1"),
         (["read", "{place}", "orders", "--as-of", "2026-01-01"], 2, "timeline"),
+        (["read", "{place}", "orders", "--as-of", "-1d"], 2, "timeline"),
         (["read", "{place}", "orders", "--as-of=--5"], 2, "'--5'"),
         (["read", "{place}", "orders", "--as-of", "²"], 2, "'²'"),
         (["read", "{place}", "orders", "--as-of", "9" * 5000], 2, "5,000 digits is not a time"),
@@ -479,6 +483,8 @@ def test_a_location_can_be_measured_and_is_left_as_it_was(
     place: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("persist.tools.cli.upkeep_commands.BENCH_ROWS", 100)
+    told = json.loads(run("bench", place, "--json"))
+    assert told["read_rows_per_s"] * told["read_s"] == pytest.approx(100)
     assert "commit of a row" in run("bench", place)
     with persist.open(place, mode="read") as client:
         assert client.collections() == ["orders", "shop.items"]
@@ -491,6 +497,7 @@ def test_a_statement_changes_a_collection_and_says_how_many_rows(place: str, run
     assert printed == "changed 1 row of orders at 21\n"
     [told] = lines(run("sql", place, "DELETE FROM orders WHERE id = 3", "--time", "30", "--json"))
     assert (told["collection"], told["rows"]) == ("orders", 1)
+    assert [line["_time"] for line in lines(run("changes", place, "orders", "22", "--json"))] == [30]
     assert lines(run("read", place, "orders", "--columns", "id", "--json")) == [{"id": 1}, {"id": 2}]
     for wrong in (["DELETE FROM orders", "--as-of", "3"], ["SELECT 1", "--time", "3"]):
         assert main(["sql", place, *wrong]) == 2

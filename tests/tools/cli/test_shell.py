@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import persist
 from persist.tools.cli.main import main
-from persist.tools.cli.shell import StatementReader, find_matching, split_statements
+from persist.tools.cli.place import Place
+from persist.tools.cli.shell import Shell, StatementReader, find_matching, split_statements
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
@@ -49,6 +50,13 @@ def test_a_command_of_the_shell_is_one_only_where_a_statement_may_begin() -> Non
     assert lines.feed_line(".5") == []
     assert lines.feed_line("; -- done") == ["FROM a -- why\n.5"]
     assert lines.feed_line(".exit") == [".exit"]
+
+
+def test_columns_of_the_collections_that_a_statement_names_are_offered(client: persist.Client) -> None:
+    for name, column in (("orders", "amount"), ("items", "price")):
+        client.create_or_load(name, key={"id": int}, value={column: int})
+    offered = Shell(Place(client.url), client, "table").words("SELECT a FROM orders WHERE ")
+    assert ("amount" in offered, "price" in offered) == (True, False)
 
 
 def test_names_and_keywords_are_offered() -> None:

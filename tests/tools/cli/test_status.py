@@ -179,12 +179,17 @@ def test_the_screen_and_its_json_tell_the_same(place: str, capsys: Printed, monk
     told = json.loads(capsys.readouterr().out)
     assert set(told) == set(Health.__dataclass_fields__)
     assert len(told["collections"]) == 11
+    assert main(["status", place]) == 0
+    head, row = capsys.readouterr().out[len(place) :].partition("\ncollections ")[2].splitlines()[:2]
+    assert row.removeprefix("collection-0")[: head.index("behind") + len("behind") - 1].endswith(" day"), (
+        "it is aligned"
+    )
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     for width in (100, 160):
         monkeypatch.setenv("COLUMNS", str(width))
         assert main(["status", place]) == 0
         out, err = capsys.readouterr()
         assert err == ""
-        for text in ("collection-00", "2026-01-01T12:00:00Z", "… and 3 more", "the grace period"):
+        for text in (" in format ", "collection-00", "2026-01-01T12:00:00Z", "… and 3 more", "the grace period"):
             assert text in out, width
     assert main(["status", place, "--watch", "--json"]) == 2
