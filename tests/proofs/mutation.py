@@ -108,7 +108,7 @@ ROOMS = {
         "tests/services/erase/test_erase.py::test_views_begin_anew_with_the_same_definition_and_history",
         "tests/services/erase/test_erase.py::test_open_handles_of_views_go_on_after_an_erasure",
         "tests/services/erase/test_erase.py::test_a_view_with_a_tag_refuses_and_is_named",
-        "tests/services/erase/test_erase.py::test_published_tables_are_published_anew",
+        "tests/services/erase/test_erase.py::test_indexes_and_published_tables_are_made_anew",
     ],
 } | {
     room: [f"tests/{room}"]
