@@ -12,7 +12,7 @@ import persist
 import persist.spark
 from persist.connect.spark.jar import JAR
 from persist.connect.spark.read_functions.deferred import EXTENSIONS
-from tests.connect.spark.cluster import environment
+from tests.connect.spark.cluster import JAVA_OPTIONS, environment
 from tests.support.stepped import WAIT_S
 
 
@@ -33,7 +33,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.python.authenticate.socketTimeout", f"{WAIT_S:.0f}s")
         .config("spark.log.level", "OFF")
         .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
     )
     if JAR.exists():  # Where there is a javac.
         builder = builder.config("spark.jars", str(JAR)).config("spark.sql.extensions", EXTENSIONS)
