@@ -1,5 +1,6 @@
 """What the program around a client may do to it: call back, fork, exit, and end its main thread."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -158,6 +159,28 @@ for n in range(40):
 """)
     assert done.returncode == 120, done.stderr
     assert "40 operations of 'c' were pending when the process ended, and may be lost" in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_that_leaves_the_block_of_its_parents_client_ends_and_changes_nothing(tmp_path: Path) -> None:
+    printed = run(f"""
+with persist.open({str(tmp_path)!r}) as client:
+    c = client.create_or_load("c", key={{"k": pa.int64()}})
+    c.seal(1).result()
+    held, listen = c.hold(0), c.listen(0)
+    # Another thread of the parent may have it at the moment of the fork.
+    with client.engine.writer("a test").committer._changed:
+        child = os.fork()
+    if not child:
+        try:
+            next(listen)
+        except persist.InvalidUsage:
+            print("refused", flush=True)
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        print(len(c.holds()))
+""")
+    assert printed.split() == ["refused", "1"]
 
 
 def test_contents_that_are_lost_while_others_are_loaded_are_loaded_again(blob: MemoryBlob) -> None:

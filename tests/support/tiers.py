@@ -17,10 +17,8 @@ Hypothesis makes a tenth of the examples that a property asks for by `examples(n
 """
 
 import hashlib
-import os
 from collections import Counter
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -74,18 +72,17 @@ def read_ci_only() -> frozenset[str]:
     return frozenset(CI_ONLY.read_text().splitlines())
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip a module that only CI runs, unless CI runs it."""
-    name = os.path.relpath(collection_path, config.rootpath)
-    return (config.getoption("thorough") == 0 and name in read_ci_only()) or None
+def is_left_to_ci(config: pytest.Config, name: str) -> bool:
+    """Return whether only CI runs a module or a test, and this run is not CI's."""
+    module, function = name.partition("::")[0], name.partition("[")[0]
+    return config.getoption("thorough", 1) == 0 and not read_ci_only().isdisjoint((module, function, name))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     share = config.getoption("thorough")
     seen: Counter[str] = Counter()  # Cases of each function.
-    ci_only = read_ci_only() if share == 0 else frozenset()
-    left_out = [item for item in items if not ci_only.isdisjoint((item.nodeid, item.nodeid.partition("[")[0]))]
+    left_out = [item for item in items if is_left_to_ci(config, item.nodeid)]
     for item in items:
         if marks := list(item.iter_markers("thorough")):
             function = item.nodeid.partition("[")[0]

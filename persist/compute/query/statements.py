@@ -57,7 +57,7 @@ from persist.core.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage,
 from persist.core.rendering import list_some
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import rewrite
-from persist.engine.collection.keyed_events import ReadRows, Rewrite
+from persist.engine.collection.keyed_events import ReadRows, Replacement
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.collection_times import LATEST
@@ -146,7 +146,7 @@ def execute(
     )
     count = 0
 
-    def rewritten(read: ReadRows) -> Rewrite | None:
+    def replace_rows(read: ReadRows) -> Replacement | None:
         nonlocal count
         failed: list[PersistError] = []
         with ExitStack() as stack, lend_database(reads_files=variables is not None, limits=limits) as lent:
@@ -167,7 +167,7 @@ def execute(
                 check_each_row_once(connection, statement, handle)
                 connection.execute(sql)
                 (count,) = map(int, connection.fetchone())
-                changed = Rewrite(before, read_table(connection, statement.table, handle)) if count else None
+                changed = Replacement(before, read_table(connection, statement.table, handle)) if count else None
                 has_catalogs = any(len(path) > 1 for path in (statement.table, *others))
                 if cannot_change_database(sql) and not (adds_functions or has_catalogs):
                     for name in (statement.table[0], _NEW_ROWS):
@@ -182,7 +182,7 @@ def execute(
                 is_missing = type(error).__name__ in ("CatalogException", "PermissionException")
                 raise (refused.with_remedy(FILES_REMEDY) if is_missing else refused) from error
 
-    committed = rewrite(handle, rewritten, time).get_commit()
+    committed = rewrite(handle, replace_rows, time).get_commit()
     return StatementResult(handle.name, count, committed.seqno, committed.times.get(handle.id))
 
 
@@ -203,7 +203,7 @@ def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[s
     handle = load_handle(engine, _match_table(statement.table, names))
     if handle.contents().view is not None:
         raise InvalidUsage(
-            f"{handle.name!r} is a view: it holds what its query gives, and no statement changes it. Change the "
+            f"{handle.name!r} is a view: its query determines its contents, and no statement changes it. Change the "
             "collections that it reads, then refresh it"
         )
     if handle.contents().upper == END:
@@ -217,7 +217,7 @@ def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[s
 
 
 def _match_table(path: Path, names: list[str]) -> str:
-    """Return the collection that a path names. Raises InvalidUsage: there is none."""
+    """Return the collection that a path names. Raises InvalidUsage: there is none, or the path has a time."""
     table = resolve_table(path, names)
     if table is None:
         wanted = ".".join(path)

@@ -62,7 +62,7 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import count_erasures
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit
-from persist.engine.collection.keyed_events import ReadRows, Rewrite
+from persist.engine.collection.keyed_events import ReadRows, Replacement
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.collection_times import LATEST
@@ -217,7 +217,7 @@ class Transaction:
             return
         with Commit(self._engine, action="sql") as commit:
             for name, changed in self._changed.items():
-                commit.rewrite(changed.handle, partial(self._make_rewrite, changed, self._began[name]))
+                commit.rewrite(changed.handle, partial(self._make_replacement, changed, self._began[name]))
             for name in self._read - self._changed.keys() if is_serializable else ():
                 if name in self._began:
                     began = self._began[name]
@@ -240,7 +240,7 @@ class Transaction:
             self._connection = self._stack.enter_context(lend_database(limits=self._limits)).connection
         return self._connection
 
-    def _make_rewrite(self, changed: _ChangedTable, began: CollectionState, read: ReadRows) -> Rewrite:
+    def _make_replacement(self, changed: _ChangedTable, began: CollectionState, read: ReadRows) -> Replacement:
         """Return the removed and the new rows of a changed collection, for the commit.
 
         Raises UpperMismatch if another client has changed the collection. The commit calls this again after each
@@ -250,13 +250,13 @@ class Transaction:
         if (now.upper, now.id, count_erasures(now)) != (began.upper, began.id, count_erasures(began)):
             raise self._make_conflict(began, now)
         if changed.handle.keyed is not None:
-            return self._make_event_rewrite(changed, began, read)
+            return self._make_event_replacement(changed, began, read)
         before, after = (
             read_table(self._connection, path, changed.handle) for path in (changed.old_path, changed.path)
         )
-        return Rewrite(before, after)
+        return Replacement(before, after)
 
-    def _make_event_rewrite(self, changed: _ChangedTable, began: CollectionState, read: ReadRows) -> Rewrite:
+    def _make_event_replacement(self, changed: _ChangedTable, began: CollectionState, read: ReadRows) -> Replacement:
         """Return the removed and new rows of a keyed collection, with pending events."""
         connection, handle = self._connection, changed.handle
         before, after = format_path(changed.old_path), format_path(changed.path)
@@ -273,7 +273,7 @@ class Transaction:
         for query in (repeated, missing):
             if connection.execute(f"SELECT 1 FROM ({query}) LIMIT 1").fetchone():
                 raise self._make_conflict(began, handle.contents())
-        return Rewrite(*(read_table(connection, path, handle) for path in (present, ("the result",))))
+        return Replacement(*(read_table(connection, path, handle) for path in (present, ("the result",))))
 
     def _make_conflict(self, began: CollectionState, now: CollectionState) -> UpperMismatch:
         """Return the error for a collection that another client has changed meanwhile."""

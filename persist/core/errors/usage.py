@@ -42,7 +42,9 @@ class ViewWritten(InvalidUsage):
 
     name: str
 
-    template = "the collection {name!r} is a view: it holds what its query gives, and nothing else writes or seals it."
+    template = (
+        "the collection {name!r} is a view: its query determines its contents, and nothing else writes or seals it."
+    )
     remedy = "Write to the collections that it reads and refresh it, or give it another query with {redefine:call}."
 
 

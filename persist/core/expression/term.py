@@ -307,7 +307,7 @@ class Expression:
         return _make_expression("part", self, options=(unit,))
 
     def floor(self, unit: str | None = None) -> "Expression":
-        """A number rounded down; or a timestamp, to the begin of its day, hour …"""
+        """A number rounded down; or a timestamp, to the start of its day, hour …"""
         return _make_expression("floor", self, options=(unit,))
 
     def bit_length(self) -> "Expression":

@@ -37,7 +37,7 @@ from persist.engine.collection.keyed_events import (
     AskedEvents,
     KeyedChange,
     PlainChange,
-    Rewritten,
+    ReplaceRows,
     Unchanged,
     check_upserts,
     convert_partial_events,
@@ -264,7 +264,7 @@ class Commit:
         handle = self.check_time(handle, time)
         if handle.contents().view is not None:
             raise InvalidUsage(
-                f"{handle.name!r} is a view: it holds what its query gives of its inputs. Restore these, and refresh it"
+                f"{handle.name!r} is a view: its query determines its contents. Restore its inputs, and refresh it"
             )
         then = handle.as_time("as_of", as_of)
         handle.wait_sealed(then, 0.0)
@@ -275,14 +275,14 @@ class Commit:
         with snapshot(handle, then) as contents_then:
             self.overwrite(handle, contents_then.to_batches(), time=time)
 
-    def rewrite(self, handle: CollectionHandle, rewritten: Rewritten, *, time: int | Moment | None = None) -> None:
+    def rewrite(self, handle: CollectionHandle, replace_rows: ReplaceRows, *, time: int | Moment | None = None) -> None:
         """Replace rows that a function selects; see `rewrite`."""
         if handle.keyed is None:
-            self._add_difference(handle, time, partial(make_rewrite_steps, handle, rewritten, time))
+            self._add_difference(handle, time, partial(make_rewrite_steps, handle, replace_rows, time))
             return
         check_upserts(handle, "a statement")
         at = None if time is None else handle.to_exact_time("time", time)
-        self._get_draft(handle).change = KeyedChange(rewritten, at, None, 0)
+        self._get_draft(handle).change = KeyedChange(replace_rows, at, None, 0)
 
     def check_time(self, handle: CollectionHandle, time: int | Moment | None) -> CollectionHandle:
         """Return the collection for writes at a time, as the options allow; refuse an implausible time."""
@@ -425,17 +425,17 @@ def commit_one(
     return commit.submit()
 
 
-def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:
+def rewrite(handle: CollectionHandle, replace_rows: ReplaceRows, time: int | Moment | None) -> CommitFuture:
     """Replace rows that a function selects, in one commit; repeat this after conflicts.
 
     The function sees the last sealed contents or, if the collection is keyed, the contents after all events up to the
     new time.
 
     Args:
-        rewritten: gets a reader of the contents; returns the removed and the new rows, or None for no change.
+        replace_rows: gets a reader of the contents; returns the removed and the new rows, or None for no change.
         time: the time of the difference; None for the time of the commit.
     """
-    future = commit_one(handle, "sql", WriteOptions(), lambda commit: commit.rewrite(handle, rewritten, time=time))
+    future = commit_one(handle, "sql", WriteOptions(), lambda commit: commit.rewrite(handle, replace_rows, time=time))
     if handle.keyed is not None and isinstance(future.exception(), Unchanged):
         return handle.submit("sql", [])
     return future

@@ -49,7 +49,7 @@ ReadRows: TypeAlias = Callable[[pc.Expression | pa.Table | None], Iterator[pa.Ta
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class Replacement:
     """Rows to remove, and rows that replace them.
 
     Attributes:
@@ -67,7 +67,7 @@ class Rewrite:
         return consolidate(pa.concat_tables(tables), [*schema.names, TIME]).select(schema.arrow.names)
 
 
-Rewritten: TypeAlias = Callable[[ReadRows], Rewrite | None]  # None leaves the contents unchanged.
+ReplaceRows: TypeAlias = Callable[[ReadRows], Replacement | None]  # None leaves the contents unchanged.
 
 
 class Unchanged(InvalidUsage):
@@ -117,7 +117,7 @@ class KeyedChange:
         digest: the digest of the complete request.
     """
 
-    new: NewRows | Rewritten
+    new: NewRows | ReplaceRows
     time: int | None
     where: pc.Expression | None
     digest: int

@@ -56,7 +56,7 @@ from persist.core.state_rules.keyed_rules import RESERVED
 from persist.core.timeline import Moment
 from persist.engine.collection.keyed_events import (
     KeyedChange,
-    Rewritten,
+    ReplaceRows,
     check_event_times,
     check_upserts,
     make_row_reader,
@@ -101,16 +101,16 @@ def make_restore_steps(handle: CollectionHandle, then: int, time: int | Moment |
         ]
 
 
-def make_rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> list[Step]:
+def make_rewrite_steps(handle: CollectionHandle, replace_rows: ReplaceRows, time: int | Moment | None) -> list[Step]:
     """Return the steps that replace rows that a function selects; none if it selects nothing.
 
     Args:
-        rewritten: gets a reader of the contents, and returns the removed and the new rows.
+        replace_rows: gets a reader of the contents, and returns the removed and the new rows.
         time: the time of the difference; None for the time of the commit.
     """
     contents = _read_after_requests(handle)
     with ExitStack() as stack:
-        rewrite = rewritten(make_row_reader(_make_scan_planner(handle, contents, stack), handle.engine.reader()))
+        rewrite = replace_rows(make_row_reader(_make_scan_planner(handle, contents, stack), handle.engine.reader()))
         if rewrite is None:
             return []
         settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, count_erasures(contents))

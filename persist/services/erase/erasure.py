@@ -181,7 +181,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
             return replace(report, keys=keys, former_keys=max(keys - present_keys, 0))
 
         def prepare(error: PersistError) -> None:
-            work.lost(error)
+            work.discard_expired(error)
             handle.contents()  # Raises if it is the collection itself that was dropped.
 
         conflicts = (Superseded, UploadExpired, CollectionNotFound, MissingBlob, AsOfCompacted)
@@ -406,7 +406,7 @@ class _ErasureAttempts:
         """Return how many keys of the collection a condition has selected."""
         return self._erasers[self._handle.id].selected_keys
 
-    def lost(self, error: BaseException) -> None:
+    def discard_expired(self, error: BaseException) -> None:
         """Delete the new parts if the record failed because they are too old."""
         if isinstance(error, UploadExpired):  # The uploaded parts may be deleted by now.
             for eraser in self._erasers.values():

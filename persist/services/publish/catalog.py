@@ -134,7 +134,7 @@ class IcebergCatalog:
     def properties(self, space: Namespace) -> dict[str, str]:
         """Return the properties of a namespace: the location, and its unpublishable tables.
 
-        Each table that cannot be published has a property `persist.unavailable.TABLE` with the reason. At most
+        Each table that cannot be published has a property `persist.unavailable.NAME` with the reason. At most
         `CHECKED_MAX` tables are checked.
         """
         properties = {"location": self.url}

@@ -430,8 +430,8 @@ def _load_writable(client: "persist.Client", collection: str, rows: "RowFile | N
         ) from error
     if loaded.handle.contents().view is not None:
         raise persist.InvalidUsage(
-            f"{collection!r} is a view: it holds what its query gives, and nothing else writes or seals it. Write to "
-            "the collections that it reads, then use persist refresh"
+            f"{collection!r} is a view: its query determines its contents, and nothing else writes or seals it. "
+            "Write to the collections that it reads, then use persist refresh"
         )
     return loaded
 

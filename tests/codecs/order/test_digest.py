@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.types as pt
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist.codecs.order.digest import Digest, compute_digest, hash_text
 from tests.rules.golden.make import FIELDS
+from tests.support.tiers import examples
 
 MASK = 2**64 - 1
 G, A, B, NULL = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93
@@ -167,6 +168,7 @@ SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.float64()), 
 COLUMNS = ["a", "b", "c", "d"]
 
 
+@settings(max_examples=examples(40))
 @given(st.lists(ROWS, max_size=8), st.integers(0, 8))
 def test_rows_may_be_cut_and_ordered_in_any_way(rows: list[dict[str, Any]], cut: int) -> None:
     table = pa.Table.from_pylist(rows, SCHEMA)

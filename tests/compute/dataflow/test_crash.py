@@ -257,18 +257,6 @@ def test_every_commit_that_seals_outputs_moves_the_hold_with_them(blob: MemoryBl
     assert seals == 4
 
 
-def test_two_copies_move_it_once_each_time(client: persist.Client) -> None:
-    bank = Bank(client)
-    bank.transfer()
-    with ledger().open(client) as one, ledger().open(client) as other:
-        for turn in range(6):
-            bank.transfer()
-            for each in (one, other) if turn % 2 else (other, one):
-                each.step()
-                assert held(bank) == [bank.time - 1]
-    check(client)
-
-
 def test_a_collection_that_is_read_twice_has_one_hold_that_moves(client: persist.Client) -> None:
     bank = Bank(client)
     bank.transfer()

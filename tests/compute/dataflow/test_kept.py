@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob.protocol import MemoryBlob
 from persist.dataflow import Logic, Program, Stream, col, open_together
 from persist.errors import OutputConflict
 from tests.compute.dataflow.ledger import Row
@@ -107,32 +106,6 @@ def test_a_program_that_tells_times_apart_goes_on_exactly_after_every_step(which
     with program(MAKES[which][0]).open(client) as running:
         running.step()
     check(client, moves, which)
-
-
-def test_what_was_delayed_in_time_is_not_late_when_the_program_goes_on(client: persist.Client) -> None:
-    moves = client.create_or_load("moves", key={"id": pa.int64()}, value={"at": pa.int64()})
-    for time in range(6):
-        moves.write([((time, time + 2), time, 1)], seal=time + 1).result()
-        with program(lambda s: s.delay(col("at"))).open(client) as running:
-            running.step()
-    assert contents_at(client.load("out"), 5) == Counter((at - 2, at) for at in range(2, 6))
-
-
-def test_copies_in_turns_write_what_one_would(blob: MemoryBlob) -> None:
-    with persist.open(blob) as client, persist.open(blob) as second:
-        moves = Moves(client)
-        moves.step()
-        make = MAKES["delay by the time"][0]
-        with program(make).open(client) as one, program(make).open(second) as other:
-            for turn in range(8):
-                moves.step()
-                (one if turn % 3 else other).step()
-                moves.step()
-                other.step()
-            one.step()
-        with program(make).open(client) as running:
-            running.step()
-        check(client, moves, "delay by the time")
 
 
 def test_what_is_kept_is_as_large_as_what_it_amounts_to(client: persist.Client) -> None:

@@ -17,19 +17,6 @@ from tests.compute.dataflow.ledger import Bank, Row, check, ledger, moves_of, ro
 from tests.support.stepped import WAIT_S
 
 
-def test_an_output_holds_at_every_time_what_recomputing_gives(client: persist.Client) -> None:
-    bank = Bank(client)
-    bank.transfer()
-    with ledger().open(client) as running:
-        for _ in range(6):
-            running.step()
-            bank.transfer()
-            bank.transfer()
-        running.run(until=bank.time - 1)
-    assert client.load("totals").upper == persist.Antichain(bank.time)
-    check(client)
-
-
 def test_a_program_begins_at_the_last_sealed_time_and_nobody_reads_before_it(client: persist.Client) -> None:
     bank = Bank(client)
     for _ in range(5):
@@ -54,20 +41,6 @@ def test_a_program_reads_its_sources_as_of_the_time_that_it_asks_for(client: per
     for time in range(2, 5):
         want = Counter(row["account"] for row in bank.moves.snapshot(time).to_arrow().to_pylist())
         assert rows_at(early, time) == Counter(want.items())
-
-
-def test_a_program_that_is_closed_or_left_behind_goes_on_where_its_outputs_are_sealed(blob: MemoryBlob) -> None:
-    with persist.open(blob) as client:
-        bank = Bank(client)
-        for _ in range(4):
-            bank.transfer()
-            running = ledger().open(client)
-            running.step()
-            bank.transfer()
-            running.step(times=1)
-            if bank.time % 4:
-                running.close()  # Else it is left as a crash leaves it.
-        check(client, since=0)
 
 
 def test_an_output_that_somebody_else_writes_is_an_error_that_names_it(client: persist.Client) -> None:

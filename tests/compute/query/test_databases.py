@@ -38,12 +38,14 @@ def test_a_dropped_answer_gives_its_database_and_its_snapshots_back(client: pers
     assert len(idle()) == 1
 
 
-def test_queries_one_after_another_use_one_database(client: persist.Client) -> None:
+def test_queries_one_after_another_use_one_database_and_leave_nothing_there(client: persist.Client) -> None:
     client.sql("SELECT v FROM t").to_arrow()
     (first,) = idle()
     for _ in range(3):
         client.sql("SELECT k FROM t").to_arrow()
         assert [database is first for database in idle()] == [True]
+    with lend_database() as lent:
+        assert lent.connection.execute("SELECT count(*) FROM duckdb_views() WHERE NOT internal").fetchone() == (0,)
 
 
 def test_answers_that_are_open_at_a_time_have_databases_of_their_own(client: persist.Client) -> None:
@@ -68,12 +70,6 @@ def test_a_query_calls_the_function_that_is_registered_when_it_is_made(client: p
         client.create_function("pooled", lambda v, by=version: v * by, [int], int, version=version)
         assert client.sql("SELECT pooled(v) AS v FROM t").to_arrow()["v"].to_pylist() == [20 * version]
     assert idle() == []
-
-
-def test_a_query_sees_nothing_of_the_one_before_it(client: persist.Client) -> None:
-    client.sql("SELECT v FROM t").to_arrow()
-    with lend_database() as lent:
-        assert lent.connection.execute("SELECT count(*) FROM duckdb_views() WHERE NOT internal").fetchone() == (0,)
 
 
 def test_a_database_with_limits_is_lent_for_these_limits_alone(client: persist.Client) -> None:

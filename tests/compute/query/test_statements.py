@@ -302,12 +302,6 @@ def test_a_collection_of_the_caller_is_not_the_table_that_a_statement_changes(cl
     assert items.count() == 3
 
 
-def test_truncate_leaves_no_row(client: persist.Client) -> None:
-    for statement in ("TRUNCATE shop.orders", "TRUNCATE TABLE news"):
-        assert client.sql(statement).to_pylist()[0]["rows"] in (3, 2)
-    assert (client["shop.orders"].count(), client["news"].count()) == (0, 0)
-
-
 @pytest.mark.parametrize("keyed", [None, persist.Keyed()])
 def test_an_inserted_row_has_the_defaults_of_the_columns_that_it_lacks(keyed: persist.Keyed | None) -> None:
     with persist.open(persist.MemoryBlob()) as client:

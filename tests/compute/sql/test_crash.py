@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 
 import persist
-from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.blob.stores.file import FileBlob
-from persist.core.settings import Tuning
-from persist.sql import open_together
 from tests.compute.dataflow.ledger import Bank
 from tests.compute.sql.ledger import VIEWS, check, views_of
 from tests.support.copies import Copies
@@ -61,34 +58,6 @@ def test_refreshes_that_are_killed_again_and_again_lose_and_double_nothing(copie
         assert views[-1].refresh() == persist.Antichain(bank.time)
         assert {each.upper for each in views} == {persist.Antichain(bank.time)}
         check(client, bank.time)
-
-
-@pytest.mark.thorough(except_every=3)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_store_that_fails_and_leaves_it_in_doubt_doubles_nothing_in_views(seed: int) -> None:
-    inner, chance = MemoryBlob(), random.Random(seed)
-    with persist.open(inner) as writer:
-        bank = Bank(writer, seed)
-        bank.transfer()
-        views = views_of(writer)
-        shaky = UnreliableBlob(inner, chance, unavailable=0.05, not_happened_doubtful=0.05, happened_but_failed=0.05)
-        settings = persist.Settings(tuning=Tuning(attempts_max=1))
-        failures = 0
-        for _ in range(6):
-            try:
-                with persist.open(shaky, settings=settings) as client:
-                    for _ in range(6):
-                        bank.transfer()
-                        try:
-                            client.view("above").refresh()
-                        except (persist.Unavailable, persist.Indeterminate):
-                            failures += 1
-            except (persist.Unavailable, persist.Indeterminate, BaseExceptionGroup):
-                failures += 1
-        assert failures > 0
-        views[-1].refresh()
-        assert {each.upper for each in views} == {persist.Antichain(bank.time)}
-        check(writer, bank.time)
 
 
 @pytest.mark.thorough
@@ -158,25 +127,3 @@ def test_a_view_is_made_and_dropped_by_several_clients_at_once_without_leaving_a
         assert [repr(each) for each in errors] == []
         assert writer.collections() == ["moves"]
         assert [hold.name for hold in bank.moves.holds() if hold.name] == []
-
-
-def test_views_that_are_opened_together_survive_a_store_that_goes_away() -> None:
-    inner = MemoryBlob()
-    with persist.open(inner) as writer:
-        bank = Bank(writer)
-        bank.transfer()
-        views_of(writer)
-        shaky = UnreliableBlob(inner)
-        settings = persist.Settings(tuning=Tuning(attempts_max=1))
-        with persist.open(shaky, settings=settings) as client:
-            with open_together([client.view(name) for name in VIEWS]) as together:
-                together.refresh()
-                bank.transfer()
-                shaky.go_down()
-                with pytest.raises((persist.Unavailable, persist.Indeterminate)):
-                    together.refresh()
-                shaky.clear_faults()
-                bank.transfer()
-                together.refresh()
-            assert {client.load(name).upper for name in VIEWS} == {persist.Antichain(bank.time)}
-        check(writer, bank.time)

@@ -137,7 +137,7 @@ def test_a_new_version_is_another_definition(client: persist.Client) -> None:
         (lambda names, times: 1 / 0, "raised ZeroDivisionError"),
         (lambda names, times: names.slice(1), "values for"),
         (lambda names, times: names.to_pylist(), "gave a list: return an Arrow array"),
-        (lambda names, times: pa.array([[1]] * len(names)), "announced to give string"),
+        (lambda names, times: pa.array([[1]] * len(names)), "declared to return string"),
     ],
 )
 def test_a_function_that_fails_leaves_the_view_as_it_was(client: persist.Client, function: Any, says: str) -> None:

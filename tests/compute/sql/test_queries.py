@@ -10,7 +10,7 @@ from tests.compute.sql.grammar import Grammar
 from tests.compute.sql.listing import HEAD, PAGE, listed
 from tests.compute.sql.oracle import Changes, changes, check, program_of
 from tests.compute.sql.plans import changed, known_plans
-from tests.compute.sql.shrinking import shrunk, shrunk_changes
+from tests.compute.sql.shrinking import shrunk_changes
 from tests.compute.sql.soak import as_dataflow, outcome
 
 
@@ -107,18 +107,6 @@ def test_a_query_has_the_plan_whose_answers_were_compared_with_those_of_duckdb(f
         f"{len(others)} have other plans, such as {others[0]}: `python -m tests.compute.sql.plans` compares their "
         "answers with DuckDB's, and writes down that they are right"
     )
-
-
-def test_a_query_shrinks_to_what_it_fails_by() -> None:
-    sql = (
-        "WITH x AS (SELECT a, sum(b) AS n FROM t WHERE s LIKE 'x%' GROUP BY a HAVING count(*) > 1) "
-        "SELECT x.a + 1 AS one, q.s FROM x LEFT JOIN (SELECT upper(s) AS s, a FROM u WHERE b > 2) q ON x.a = q.a "
-        "WHERE q.s IS NOT NULL AND x.n > 3 ORDER BY 1 LIMIT 5"
-    )
-    found = shrunk(sql, lambda text: "upper(" in text)
-    assert found == "SELECT upper(s) FROM u" or len(found) < 30, found
-    found = shrunk(sql, lambda text: "LEFT JOIN" in text)
-    assert len(found) < 0.4 * len(sql), found
 
 
 def test_changes_shrink_to_the_rows_that_matter() -> None:

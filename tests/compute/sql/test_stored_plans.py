@@ -20,7 +20,6 @@ from persist.compute.sql.order import list_ordered_collections
 from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.stored import FORM, StoredPlan, encode_plan, read_plan
 from persist.core.log.kinds import Create
-from persist.sql import open_together
 from tests.compute.sql.corpus import QUERIES
 from tests.compute.sql.oracle import TABLES, schemas
 from tests.compute.sql.plans import KNOWN, SCHEMAS
@@ -193,24 +192,6 @@ def test_constants_that_python_has_no_object_for_are_stored(client: persist.Clie
     client.create_view("constants", sql)
     assert holds_its_query(client, "constants", sql)
     assert stored_of("SELECT a, [1, 2] AS l FROM t") is not None
-
-
-def test_views_that_are_refreshed_together_read_what_each_needs(client: persist.Client) -> None:
-    names = [*VIEWS]
-    for name, sql in VIEWS.items():
-        client.create_view(name, sql)
-    with persist.open(client.url, settings=QUIET) as other:
-        with open_together([other.view(name) for name in names]) as views:
-            views.refresh()
-        change(client, 1)
-        with open_together([other.view(name) for name in names]) as views:
-            views.refresh()
-            assert views.running is not None
-            assert views.running.partial is not None
-        for name, sql in VIEWS.items():
-            with other.sql(sql) as wanted:
-                expected = sorted(map(repr, wanted.to_pylist()))
-            assert sorted(map(repr, other.view(name).snapshot().to_pylist())) == expected, name
 
 
 def programs(client: persist.Client, name: str, definition: Definition) -> ViewProgram:

@@ -95,22 +95,6 @@ def test_another_version_of_duckdb_is_refused_and_views_that_exist_do_not_care(
     assert client.view("revenue").refresh() == persist.Antichain(2)
 
 
-def test_views_on_views_move_in_one_commit(client: persist.Client) -> None:
-    orders = filled(client)
-    revenue = client.create_view("revenue", TOTALS)
-    best = client.create_view("best", "SELECT status FROM revenue ORDER BY total DESC LIMIT 1")
-    least = client.create_view("least", "SELECT b.status, r.n FROM best b JOIN revenue r USING (status)")
-    least.refresh()
-    orders.write([((9, ("gold", Decimal("100.00"))), 2, 1)], seal=3).result()
-    before = client.seqno
-    least.refresh()
-    uppers = {each.upper for each in (revenue, best, least)}
-    assert uppers == {persist.Antichain(3)}
-    assert client.seqno - before <= 2  # One for the views; holds may have been moved in another.
-    assert rows(least) == [("gold", 1)]
-    assert rows(best, 2) == [("gold",)]
-
-
 def test_a_new_view_is_not_readable_before_it_begins_and_a_hold_there_is_refused(client: persist.Client) -> None:
     orders = filled(client)
     revenue = client.create_view("revenue", TOTALS, start="now")

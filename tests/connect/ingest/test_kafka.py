@@ -54,20 +54,6 @@ def reasons(client: persist.Client, name: str = "rows") -> list[tuple[int, str]]
     return sorted((row["offset"], row["reason"]) for row in held(client, f"{name}.rejected"))
 
 
-def test_messages_become_rows_and_the_next_call_goes_on(client: Any, cluster: Cluster, topic: str) -> None:
-    cluster.send(topic, {"id": 1, "amount": 1.5}, {"id": 2, "amount": None})
-    cluster.send(topic, {"id": 3, "amount": 3, "more": True}, partition=2)
-    done = taken(client, cluster, topic, key=["id"])
-    assert done.rows == 3
-    assert [(row["id"], row["amount"]) for row in held(client)] == [(1, 1.5), (2, None), (3, 3.0)]
-    cluster.send(topic, {"id": 1, "amount": 9.5}, partition=2)
-    assert taken(client, cluster, topic).rows == 1
-    assert taken(client, cluster, topic).commits == 0
-    assert len(held(client)) == 4
-    assert {partition: at for partition, at in positions(client, topic).items() if at} == {0: 2, 2: 2}
-    assert sorted(client.collections()) == ["rows", "rows.transactions"]
-
-
 def test_a_run_looks_at_the_log_once_before_it_reads_and_once_after(
     client: Any, cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

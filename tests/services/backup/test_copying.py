@@ -453,33 +453,9 @@ def test_an_object_of_the_log_that_is_damaged_stops_a_backup(place: Place) -> No
         backup(place.blob, MemoryBlob(), clock=place.blob.clock)
 
 
-def test_a_backup_whose_blob_was_changed_is_not_taken_for_whole(place: Place) -> None:
-    target = MemoryBlob()
-    place.client.load("a").compact()
-    backup(place.blob, target, clock=place.blob.clock)
-    assert verify(target, place.blob, clock=place.blob.clock).is_whole
-    part = next(iter(target.list("part/"))).key
-    target.set(part, (target.get(part) or b"")[:-1])
-    assert not verify(target, place.blob, clock=place.blob.clock).is_whole
-
-
 def read_in(target: Blob, **options: object) -> int:
     with persist.open(target, clock=ImpatientClock(), settings=tuned(background=False), **options) as client:  # type: ignore[arg-type]
         return len(client.load("a").snapshot().to_arrow())
-
-
-@pytest.mark.parametrize("mode", ["shared", "read"])
-def test_a_backup_that_was_read_in_any_mode_goes_on(place: Place, mode: str) -> None:
-    target = MemoryBlob()
-    for turn in range(4):
-        place.write("a")
-        if turn == 2:
-            place.client.load("a").compact()
-            wait_for_checkpoint(place.client)
-        backup(place.blob, target, clock=place.blob.clock)
-        for _ in range(3):
-            read_in(target, mode=mode)
-    check(target, place.held, backup(place.blob, target, clock=place.blob.clock))
 
 
 def test_a_backup_that_is_being_read_goes_on_and_its_reader_reads_right_or_hears_of_it(place: Place) -> None:

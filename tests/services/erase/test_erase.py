@@ -103,14 +103,6 @@ def digest_of_others(orders: persist.Collection, time: int) -> str:
     return orders.snapshot(time, where=pc.field("id") != 3).digest()
 
 
-def test_what_is_asked_for_by_a_condition_goes_and_the_key_stays(client: persist.Client) -> None:
-    orders = filled(client)
-    report = orders.erase(where="email = 'ada@example.com' AND amount = 0.5", reason="a correction")
-    assert report.updates == 2
-    assert sorted(row[0] for row in orders.snapshot().rows()) == [1, 2, 3]
-    assert [row for row in orders.snapshot(3, form="diff").to_arrow().to_pylist() if row["amount"] == 0.5] == []
-
-
 @pytest.mark.parametrize("wanted", [{"keys": [3]}, {"where": f"new = '{ADA}'"}])
 def test_parts_with_the_same_bytes_under_two_schemas_are_told_apart(client: persist.Client, wanted: Any) -> None:
     users = client.create_or_load("users", key=KEY, value={"old": pa.string()})
@@ -202,19 +194,6 @@ def test_an_event_that_deletes_holds_no_nulls_that_a_condition_would_match(
     assert sorted(keyed.snapshot(0).rows()) == [(1, "bob"), (2, "zoe"), (3, ADA)]
 
 
-def test_clones_and_what_they_were_cloned_from_lose_the_same(client: persist.Client) -> None:
-    orders = filled(client)
-    clone = client.clone("orders", "copy", as_of=4)
-    second = client.clone("copy", "copy of a copy")
-    client.drop("copy").result()
-    second.write([((3, (ADA, 77.0)), 5, 1), ((9, ("eve", 1.0)), 5, 1)], seal=6).result()
-    report = orders.erase([3], reason="request 17")
-    assert report.clones == ("copy of a copy",)
-    assert sorted(row[0] for row in second.snapshot().rows()) == [1, 2, 9]
-    assert second.snapshot().digest().endswith("-erased-1")
-    assert clone.id != second.id
-
-
 def test_a_clone_whose_columns_do_not_fit_is_named_before_anything_happens(client: persist.Client) -> None:
     orders = filled(client)
     client.clone("orders", "copy").evolve(drop=["email"])
@@ -247,17 +226,6 @@ def test_key_columns_of_a_clone_may_have_other_names_and_types(client: persist.C
     assert small.erase([3], reason="request 17").clones == ("wide",)
     assert client.load("wide").erase([2**40, 1], reason="request 18").clones == ("small",)
     assert list(client.load("wide").snapshot().rows()) == list(small.snapshot().rows()) == []
-
-
-def test_indexes_follow(client: persist.Client, dated: DatedBlob) -> None:
-    orders = filled(client)
-    orders.index("email")
-    report = orders.erase([3], reason="request 17")
-    assert report.indexes == 1
-    assert str(report).endswith(", 1 index made anew")
-    (index,) = orders.indexes()
-    assert (index.columns, index.as_of) == (("email",), 7)
-    assert list(orders.snapshot(where=f"email = '{ADA}'").rows()) == []
 
 
 def test_views_begin_anew_with_the_same_definition_and_history(client: persist.Client) -> None:
@@ -323,13 +291,17 @@ def test_a_view_with_a_tag_refuses_and_is_named(client: persist.Client) -> None:
         orders.erase([3], reason="request 17")
 
 
-def test_published_tables_are_published_anew(client: persist.Client, dated: DatedBlob) -> None:
+def test_indexes_and_published_tables_are_made_anew(client: persist.Client) -> None:
     orders = filled(client)
     orders.publish("delta")
+    orders.index("email")
     report = orders.erase([3], reason="request 17")
-    assert report.tables == (("orders", "delta"),)
-    (table,) = orders.published()
+    assert (report.tables, report.indexes) == ((("orders", "delta"),), 1)
+    assert ", 1 index made anew" in str(report)
+    (table,), (index,) = orders.published(), orders.indexes()
     assert (table.version, table.rows) == (0, 2)
+    assert (index.columns, index.as_of) == (("email",), 7)
+    assert list(orders.snapshot(where=f"email = '{ADA}'").rows()) == []
 
 
 @pytest.mark.parametrize("derives", ["index", "view"])
@@ -423,18 +395,6 @@ def test_a_difference_that_was_worked_out_before_is_made_anew(dated: DatedBlob) 
         assert all(row["id"] != 3 for row in orders.changes(0, 9).to_arrow().to_pylist())
 
 
-def test_what_is_written_while_parts_are_looked_at_goes_too(dated: DatedBlob) -> None:
-    store: Any = Stepped(dated)
-    with opened(dated) as client, persist.open(store, clock=dated.clock, settings=tuned(background=False)) as late:
-        orders = filled(client)
-        more = [((3, (ADA, 9.0)), 8, 1), ((1, ("bob@example.com", 9.0)), 8, 1)]
-        store.before("create", "log/", lambda: orders.write(more, seal=9).result())
-        report = late.load("orders").erase([3], reason="request 17")
-        assert store.is_done
-        assert report.updates == 18
-        assert sorted(row[0] for row in orders.snapshot().rows()) == [1, 1, 2]
-
-
 def test_a_keyframe_made_meanwhile_loses_them_in_the_same_record(dated: DatedBlob) -> None:
     """Or else a sealed time would read otherwise by the keyframe than by history, until a second record."""
     store: Any = Stepped(dated)
@@ -461,16 +421,6 @@ def test_a_keyframe_made_meanwhile_loses_them_in_the_same_record(dated: DatedBlo
         assert store.is_done
         assert len(orders.handle.contents().erasures) == 1
         assert all(row[0] != 3 for row in orders.snapshot().rows())
-
-
-def test_a_clone_made_meanwhile_loses_them_too(dated: DatedBlob) -> None:
-    store: Any = Stepped(dated)
-    with opened(dated) as client, persist.open(store, clock=dated.clock, settings=tuned(background=False)) as late:
-        filled(client)
-        store.before("create", "log/", lambda: client.clone("orders", "copy"))
-        late.load("orders").erase([3], reason="request 17")
-        assert store.is_done
-        assert sorted(row[0] for row in client.load("copy").snapshot().rows()) == [1, 2]
 
 
 def test_a_view_made_meanwhile_begins_anew_too(dated: DatedBlob) -> None:
@@ -503,49 +453,6 @@ class _Mortal:
             return call(*given, **named)
 
         return counted
-
-
-class _Persistent(_Mortal):
-    """Lets a writer be just before each record of an erasure with such a record; counts looks at the end of the log."""
-
-    write: Callable[[], object]
-    looks: list[int]
-    is_beaten = False
-
-    def create(self, key: str, data: bytes) -> Any:
-        if b'"kind":"erase"' in data:
-            self.is_beaten = not self.is_beaten
-            self.looks.append(0)
-            if self.is_beaten:
-                self.write()
-        return self._inner.create(key, data)
-
-    def get(self, key: str, range: tuple[int, int] | None = None) -> Any:
-        found = self._inner.get(key, range)
-        self.looks[-1] += found is None and key.startswith("log/")
-        return found
-
-
-def test_a_writer_that_goes_on_with_such_records_keeps_no_erasure_busy(dated: DatedBlob) -> None:
-    store: Any = _Persistent(dated, 10**9)
-    store.looks = [0]
-    with opened(dated) as client, persist.open(store, clock=dated.clock, settings=tuned(background=False)) as late:
-        orders, written = filled(client), list[int]()
-        client.clone("orders", "copy", as_of=4)
-        orders.index("email")
-        client.create_view("by email", "SELECT email, sum(amount) AS t FROM orders GROUP BY email").refresh()
-
-        def write() -> None:
-            written.append(len(written))
-            orders.write([((3, (ADA, float(len(written)))), 9, 1)]).result()
-
-        store.write = write
-        asked, store.looks = late.load("orders"), [0]
-        report = asked.erase([3], reason="request 17")
-        assert report.seqno is not None
-        assert all(row[0] != 3 for time in range(8) for row in orders.snapshot(time).rows()), "what was there is gone"
-        assert len(written) < 20
-        assert store.looks[0] <= 5, "an attempt looks at the log once"
 
 
 def prepared() -> DatedBlob:

@@ -269,20 +269,6 @@ def test_requested_times_leave_room_for_tags(
     assert at.summary["persist.as_of"] == "3"
 
 
-def test_two_catalogs_serve_one_location(client: persist.Client, tmp_path: Path, catalog: Catalog) -> None:
-    c = orders(client)
-    with (
-        persist.open(client.url, settings=SETTINGS) as second,
-        serve_catalog(second, "127.0.0.1:0", token=None, insecure=False, publish_interval_s=0.0) as url,
-    ):
-        other = load_catalog("other", type="rest", uri=url)
-        for time in range(1, 5):
-            c.write([((time, "new"), time, -1)], seal=time + 1).result()
-            reader, next_reader = (catalog, other) if time % 2 else (other, catalog)
-            assert rows_of(reader.load_table("main.orders")) == snapshot_rows(c, time)
-            assert rows_of(next_reader.load_table("main.orders")) == snapshot_rows(c, time)
-
-
 def test_a_table_that_cannot_be_published_is_listed_with_the_reason(client: persist.Client, catalog: Catalog) -> None:
     client.create_or_load("wide", key={"id": pa.uint64()})
     assert catalog.list_tables("main") == [("main", "wide")]

@@ -4,10 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
-from persist.engine import follow as replica
 from persist.engine.follow.follower import Follower
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.relay import Answer
@@ -65,43 +63,6 @@ def test_who_is_not_told_of_records_says_so_once_and_tries_again(
     listener.close()
     assert listener.counts()["connected"] == listener.counts()["pushes"] == 0
     assert len([each for each in caplog.records if "so this client polls" in each.getMessage()]) == 1
-
-
-def test_who_commits_tells_the_server_also_of_what_comes_after_it_was_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "RETRY_S_MIN", 0.001)
-    monkeypatch.setattr(replica.waiting, "POLL_FIRST_S", 3600.0)
-    writer = Writer(MemoryBlob())
-    with persist.open(writer.blob, settings=persist.Settings(background=False, poll_s=3600.0)) as hub:
-        follower, hints = hub.engine.follower, set[int]()
-        take = follower.hint
-
-        def noted(seqno: int) -> None:
-            hints.add(seqno)
-            take(seqno)
-
-        monkeypatch.setattr(follower, "hint", noted)
-
-        def tells() -> None:
-            """Commit until the server is told of one: it may find some by itself before."""
-            for _ in range(20):
-                writer.create(1)
-                newest = writer.follower.state.seqno
-                wait_until(lambda newest=newest: follower.state.seqno == newest)  # type: ignore[misc]
-                if newest in hints:
-                    return
-            pytest.fail("it was never told")
-
-        served = hub.serve("grpc://127.0.0.1:0")
-        listener = Listener(writer.follower, Notify(served.url))
-        wait_until(lambda: listener._client is not None)
-        tells()
-        served.close()
-        wait_until(lambda: listener.counts()["failures"] > 0 and listener._client is None)
-        writer.create(1)
-        with hub.serve(served.url):
-            wait_until(lambda: listener.counts()["connected"] == 1)
-            tells()
-            listener.close()
 
 
 @pytest.fixture

@@ -588,7 +588,7 @@ def test_a_request_that_is_played_again_commits_nothing(
     blob: MemoryBlob, served: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = request(blob, served.url, monkeypatch)
-    with pytest.raises(pa.ArrowInvalid, match="asked for before"):
+    with pytest.raises(pa.ArrowInvalid, match="requested before"):
         asked(served.url, body)
     with persist.open(blob, settings=QUIET) as second, second.serve(LOCAL, commits=True) as later:
         # This server has seen none of it, and does not know what came before it.
@@ -617,7 +617,7 @@ def test_requests_that_no_client_makes_are_refused_and_harm_nobody(
         (body[:-1], "checksum"),
         (anew(lambda m: m.update(format=99)), "format 99"),
         (anew(lambda m: m.update(location="cd" * 16)), "location"),
-        (anew(lambda m: m.update(operations=[])), "none"),
+        (anew(lambda m: m.update(operations=[])), "no operations"),
         (anew(lambda m: m["operations"].append(m["operations"][0])), "order"),
         (anew(lambda m: m.update(submitter="x")), "not understood"),
         (anew(lambda m: step(m).update(kind="truncate", floor=9)), "not understood"),

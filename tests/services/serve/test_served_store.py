@@ -37,30 +37,6 @@ def opened(url: str, token: str | None, **options: object) -> Client:
     return persist.open(url, storage_options={"token": token}, settings=QUIET, **options)  # type: ignore[arg-type]
 
 
-def test_a_client_does_all_through_a_server_that_it_does_on_a_store(url: str, blob: MemoryBlob) -> None:
-    with opened(url, WRITES) as remote, persist.open(blob, settings=QUIET) as local:
-        orders = remote["orders"]
-        assert orders.snapshot(0).to_arrow() == local["orders"].snapshot(0).to_arrow()
-        assert orders.get([3]) == local["orders"].get([3])
-        users = remote.create_or_load("users", key={"id": int}, value={"name": str}, keyed=persist.Keyed())
-        users.upsert([(1, "Ada"), (2, "Bob")]).result()
-        users.upsert([(1, "Eve")]).result()
-        with remote.multi_write() as multi:
-            multi.write(orders, [((100, "late"), 1, 1)])
-            multi.seal(orders, 2)
-        view = remote.create_view("counts", "SELECT status, count(*) AS n FROM orders GROUP BY status")
-        view.refresh()
-        with local["orders"].listen(0) as listen:
-            assert next(listen).updates["id"].to_pylist() == [100]
-        assert sorted(local["users"].snapshot().to_pandas()["name"]) == ["Bob", "Eve"]
-        assert local["counts"].snapshot().to_arrow().num_rows == 2
-        view.close()
-        assert remote.fsck().is_clean
-        remote.gc()
-    with opened(url, WRITES, mode="read") as reader:
-        assert len(reader["orders"]) == 101
-
-
 def test_the_token_that_reads_does_not_write(url: str, blob: MemoryBlob) -> None:
     keys = [entry.key for entry in blob.list("")]
     with opened(url, READS, mode="read") as reader:

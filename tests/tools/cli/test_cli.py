@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,8 +14,6 @@ import persist
 from persist.blob.url import open_blob
 from persist.tools.cli.main import main
 from tests.support.console import Run
-from tests.support.forks import forked_python
-from tests.support.paths import ROOT
 
 
 @pytest.fixture
@@ -120,14 +117,6 @@ def test_a_storage_option_without_a_value_is_not_shown(run: Run) -> None:
 
 def test_storage_options_reach_the_store(folder: Path) -> None:
     assert main(["ls", str(folder), "--storage-option", "fsync=false"]) == 0
-
-
-def test_the_module_runs_as_a_program(folder: Path) -> None:
-    (folder / "log" / f"{0:020d}").unlink()
-    command = [*forked_python(), "-m", "persist", "fsck", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout
 
 
 def test_holds_are_listed_with_who_has_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 import persist
 from persist.tools.cli.main import main
 from tests.support.console import Run
-from tests.support.forks import forked_python
 
 Printed = pytest.CaptureFixture[str]
 
@@ -251,14 +248,3 @@ def test_times_of_day_and_durations_come_back_from_text(format: str, place: str,
     assert main(["write", place, "kinds", file, "--mode", "overwrite"]) == 0
     with persist.open(place) as client:
         assert client["kinds"].snapshot().to_arrow().sort_by("id").select(rows.column_names).equals(rows)
-
-
-def test_a_location_is_served_until_it_is_interrupted(place: str) -> None:
-    command = [*forked_python(), "-m", "persist", "serve", place, "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["url"].startswith("grpc://127.0.0.1:")
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate()
-    assert process.returncode == 130
-    assert "Traceback" not in err

@@ -1,6 +1,5 @@
 """What the command line shows of what is stored, in every format."""
 
-import io
 import json
 import os
 import re
@@ -383,20 +382,6 @@ def test_what_is_stored_is_shown_and_never_interpreted(tmp_path: Path, capsys: P
     assert "<b>[red]\\u202ename" in shown
 
 
-def test_on_a_terminal_tables_show_the_same(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Terminal()
-    with persist.open(place) as client:
-        client.create_or_load("[red]x", key={"k": pa.int64()})
-    monkeypatch.setattr(sys, "stdout", screen)
-    assert main(["ls", place]) == 0
-    assert "[red]x" in screen.getvalue()
-    assert "orders" in screen.getvalue()
-
-
 def test_a_table_that_is_too_wide_for_the_terminal_shows_each_column_on_a_line(
     place: str, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
@@ -422,7 +407,7 @@ def test_a_terminal_of_80_columns_breaks_no_name_and_shows_a_time_once(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     with persist.open(place) as client:
-        name = "customers.of-the-northern-region"
+        name = "[red]customers.of-the-north"
         client.create_or_load(name, key={"k": pa.int64()}, timeline="ms").seal("2026-01-02").result()
     assert main(["ls", place]) == 0
     shown, err = capsys.readouterr()

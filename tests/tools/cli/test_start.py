@@ -92,13 +92,6 @@ def test_the_threads_of_a_command_share_two_heaps_unless_told(given: str | None,
     assert done.stderr.count("<heap nr=") == most
 
 
-def test_completion_can_be_installed() -> None:
-    command = [sys.executable, "-m", "persist", "--show-completion", "bash"]
-    environment = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert "complete" in done.stdout
-
-
 @pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("module", ["typer", "persist.api.client"])
 def test_ctrl_c_while_modules_are_loaded_ends_it_without_a_traceback(module: str, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_locked_location_says_that_only_python_can_take_it_over(provoke: Provo
     "command", ["write shop view rows.csv --time 9", "seal shop view 9", "overwrite shop view rows.csv --time 9"]
 )
 def test_a_view_is_written_by_its_query_alone(command: str, provoke: Provoked) -> None:
-    assert "'view' is a view: it holds what its query gives" in provoke(*command.split())
+    assert "'view' is a view: its query determines its contents" in provoke(*command.split())
     with persist.open("shop", mode="read") as client:
         assert client.load("view").upper == persist.Antichain(5)
 

@@ -29,7 +29,7 @@ def find_beyond(frontier: Antichain, times: Ints) -> Flags:
 
 
 def advance_times(times: Ints, since: Antichain) -> Ints:
-    """Return for each time the least one that compares equally with all times beyond since.
+    """Return for each time the greatest one that compares equally with all times beyond since.
 
     The empty frontier leaves times as they are. (Differential dataflow, `src/lattice.rs`.)
     """

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.compute.query import quote_text
 from persist.services.serve.postgres import values
 from persist.services.serve.postgres.settings import SERVER_VERSION, Settings
 from persist.services.serve.postgres.wire import Failure
@@ -103,7 +104,7 @@ def rewrite_catalog_query(sql: str, user: str) -> str:
         if match["search_path"] is not None:  # Grafana sends it, and DuckDB lacks this SQL.
             return "SELECT 'main'"
         if match["user"] is not None:
-            return _quote_text(user)
+            return quote_text(user)
         return "pg." if match["pg"] is not None else "info." if match["info"] is not None else ""
 
     return _REWRITES.sub(replace, sql)
@@ -124,14 +125,9 @@ def insert_session_constants(sql: str, session: Settings) -> str:
     def replace(match: re.Match[str]) -> str:
         if match.lastgroup is None:
             return match[0]
-        return f"({session.pid})" if match["pid"] else f"({_quote_text(values[match.lastgroup])})"
+        return f"({session.pid})" if match["pid"] else f"({quote_text(values[match.lastgroup])})"
 
     return _OF_SESSION.sub(replace, sql)
-
-
-def _quote_text(text: str) -> str:
-    """Return a text as a constant of SQL."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 class Catalog:
@@ -160,10 +156,10 @@ class Catalog:
                 self._tables = tables
             cursor = self._connection.cursor()
         with cursor:
-            settings = ", ".join(f"{_quote_text(name)}: {_quote_text(value)}" for name, value in session.values.items())
+            settings = ", ".join(f"{quote_text(name)}: {quote_text(value)}" for name, value in session.values.items())
             variables = {"version": self._version, "database": session.database, "user": session.user}
             for name, value in variables.items():
-                cursor.execute(f"SET VARIABLE pg_{name} = {_quote_text(value)}")
+                cursor.execute(f"SET VARIABLE pg_{name} = {quote_text(value)}")
             cursor.execute(f"SET VARIABLE pg_pid = {session.pid}")
             cursor.execute(f"SET VARIABLE pg_settings = MAP {{{settings}}}")
             cursor.execute("SET search_path = 'pg,main'")

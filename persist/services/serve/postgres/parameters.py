@@ -9,6 +9,7 @@ import struct
 from datetime import timedelta
 from decimal import Decimal, localcontext
 
+from persist.compute.query import quote_text
 from persist.services.serve.postgres.values import (
     ARRAYS,
     BOOL,
@@ -79,20 +80,20 @@ def _format_literal(value: bytes | None, oid: int, form: int) -> str:
             return _parse_blob(binascii.unhexlify(value_text[2:]))
         if oid == NUMERIC:
             return make_exact_numeric(value_text)
-        return _quote(value_text) if oid in _TEXTS else f"CAST({_quote(value_text)} AS {kind})"
+        return quote_text(value_text) if oid in _TEXTS else f"CAST({quote_text(value_text)} AS {kind})"
     if oid in _PACKED:
         (number,) = struct.unpack(_PACKED[oid], value)
-        return f"CAST({_quote(repr(number))} AS {kind})"
+        return f"CAST({quote_text(repr(number))} AS {kind})"
     if oid == BOOL:
         return "true" if value != b"\0" else "false"
     if oid == BYTEA:
         return _parse_blob(value)
     if oid == JSON:
-        return f"CAST({_quote(value.decode())} AS JSON)"
+        return f"CAST({quote_text(value.decode())} AS JSON)"
     if oid == UUID:
         if len(value) != 16:
             raise ValueError(f"a uuid has 16 bytes, and this has {len(value)}")
-        return f"CAST({_quote(value.hex())} AS UUID)"
+        return f"CAST({quote_text(value.hex())} AS UUID)"
     if oid == NUMERIC:
         return _format_numeric(value)
     return _format_moment(value, oid, kind)
@@ -113,11 +114,6 @@ def make_exact_numeric(constant: str) -> str:
     if len(digits.strip("-").replace(".", "").lstrip("0")) > 38 or len(digits.partition(".")[2]) > 38:
         raise Failure("22003", f'"{text[:100]}" has more digits than a numeric here: 38 at most')
     return digits
-
-
-def _quote(text: str) -> str:
-    """Return a text as a constant of SQL."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _parse_blob(value: bytes) -> str:

@@ -613,7 +613,7 @@ def test_spark_follows_what_is_written_while_it_runs(
         ({**CHANGES, "max_times_per_trigger": 0}, "option max_times_per_trigger='0' is not a number from 1 to"),
         (
             {**CHANGES, "max_time_per_trigger": 1},
-            "max_times_per_trigger: at most so many different times in a micro-batch",
+            "max_times_per_trigger: the greatest number of different times in a micro-batch",
         ),
         ({**CHANGES, "start": 9, "until": 12}, "option 'until' is not an option for a stream from"),
         ({**CHANGES, "hold": "a/b"}, "hold name 'a/b' is not allowed"),
