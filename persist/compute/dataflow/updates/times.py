@@ -77,7 +77,6 @@ class Stash:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no updates wait."""
         return not self._chunks
 
     @property
@@ -86,7 +85,6 @@ class Stash:
         return sum(chunk.shape[1] for chunk in self._chunks)
 
     def add(self, waiting: Ints) -> None:
-        """Add updates that wait."""
         if not waiting.shape[1]:
             return
         self._chunks.append(self._sort_columns(waiting))
