@@ -151,7 +151,7 @@ def check_all(bank: Bank, blob: MemoryBlob) -> None:
             assert len({hold.name for hold in client.load(name).holds()}) == len(client.load(name).holds())
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(except_every=12)
 @pytest.mark.parametrize("happens", [False, True])
 @pytest.mark.parametrize("share", range(6))
 def test_a_refresh_that_dies_at_any_call_of_the_store_loses_and_doubles_nothing(share: int, happens: bool) -> None:

@@ -3,7 +3,6 @@
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -58,42 +57,6 @@ def test_refreshes_that_are_killed_again_and_again_lose_and_double_nothing(copie
         assert views[-1].refresh() == persist.Antichain(bank.time)
         assert {each.upper for each in views} == {persist.Antichain(bank.time)}
         check(client, bank.time)
-
-
-@pytest.mark.thorough
-def test_clients_that_refresh_different_views_of_one_graph_at_once_agree(tmp_path: Path) -> None:
-    inner, rounds = FileBlob(tmp_path, fsync=False), 4
-    errors: list[BaseException] = []
-    with persist.open(inner) as writer:
-        bank = Bank(writer)
-        bank.transfer()
-        views = views_of(writer)
-        start = threading.Barrier(4)
-
-        def refreshing(name: str) -> None:
-            try:
-                with persist.open(inner) as client:
-                    view = client.view(name)
-                    for _ in range(rounds):
-                        start.wait(WAIT_S)
-                        view.refresh()
-            except BaseException as error:
-                errors.append(error)
-                start.abort()
-
-        threads = [threading.Thread(target=refreshing, args=(name,)) for name in ("above", "shares", "totals")]
-        for each in threads:
-            each.start()
-        for _ in range(rounds):
-            for _ in range(3):
-                bank.transfer()
-            with suppress(threading.BrokenBarrierError):
-                start.wait(WAIT_S)
-        for each in threads:
-            each.join(WAIT_S)
-        assert [repr(each) for each in errors] == []
-        views[-1].refresh()
-        check(writer, bank.time)
 
 
 def test_a_view_is_made_and_dropped_by_several_clients_at_once_without_leaving_a_hold() -> None:
