@@ -36,7 +36,6 @@ NO_ROWS: Rows = np.zeros(0, np.int64)
 FEW_KEYS = 64  # Up to here, keys without a layout are searched one by one.
 WIDTH_MAX = 96  # More than that costs more memory than it saves time.
 _STEP = 8  # Widths are multiples of it, so that the parts of a collection share few layouts.
-_TEXT_MAX = 240
 
 
 class Layout(NamedTuple):
@@ -251,14 +250,14 @@ def _is_number_or_time(kind: pa.DataType) -> bool:
 
 
 def _measure_width(column: pa.Array) -> int:
-    """Return the packed width in bytes; beyond `WIDTH_MAX` for long texts."""
+    """Return the packed width in bytes."""
     kind = column.type
     if pat.is_boolean(kind):
         return 1
     if not is_text(kind):
         return int(kind.bit_width // 8)
     longest = int(pc.max(pc.binary_length(column)).as_py() or 0)
-    return -(-max(longest, 1) // _STEP) * _STEP if longest <= _TEXT_MAX else WIDTH_MAX + 1
+    return -(-max(longest, 1) // _STEP) * _STEP
 
 
 def _fill_column(rows: Packed, at: int, column: pa.Array, width: int) -> int:

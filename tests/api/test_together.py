@@ -1,7 +1,6 @@
 """Contents of several collections at one point of the log: what each would give, in one look and one record."""
 
 import gc
-import threading
 
 import pyarrow as pa
 import pytest
@@ -13,7 +12,6 @@ from persist.blob.layers.metered import MeteredBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
 from persist.engine.read.parts.reader import PartReader
-from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int64()}
 QUIET = persist.Settings(background=False)
@@ -100,32 +98,6 @@ def test_one_that_cannot_be_read_leaves_nothing_claimed(blob: MemoryBlob, why: s
             client.snapshots(wanted)
         first.allow_compaction(8).result()
         assert first.since.time == 8
-
-
-def test_the_latest_of_all_is_of_one_state_while_somebody_commits_to_all(blob: MemoryBlob) -> None:
-    with opened(blob) as client, opened(blob) as writer:
-        names = [each.name for each in collections(client)]
-        theirs, done = [writer[name] for name in names], threading.Event()
-
-        def write() -> None:
-            for time in range(10, 60):
-                with writer.multi_write() as multi:
-                    for each in theirs:
-                        multi.write(each, [((1000 + time, None), time, 1)])
-                        multi.seal(each, time + 1)
-            done.set()
-
-        thread = threading.Thread(target=write, daemon=True)
-        thread.start()
-        seen = set()
-        while not done.is_set():
-            found = client.snapshots(dict.fromkeys(names))
-            times = {each.as_of for each in found.values()}
-            assert len(times) == 1
-            assert {each.count() for each in found.values()} == {time + 1 for time in times}
-            seen |= times
-        thread.join(WAIT_S)
-        assert client.snapshots(dict.fromkeys(names))["c0"].as_of == 59
 
 
 def test_snapshots_begin_after_what_this_client_was_asked_to_write(blob: MemoryBlob) -> None:

@@ -61,10 +61,12 @@ def test_a_merge_is_single_if_all_parts_are_and_a_keyframe_if_it_sees_it(tmp_pat
             assert all(part.is_single for part in history) is is_single
 
 
-def test_a_keyframe_with_two_rows_of_a_key_is_not_single(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [9, 0])
+def test_a_keyframe_with_two_rows_of_a_key_is_not_single(tmp_path: Path, other: int) -> None:
+    """Whether they differ, or are one row twice."""
     with persist.open(str(tmp_path), settings=QUIET) as client:
         rows = client.create_or_load("rows", key={"id": int}, value={"v": int})
-        rows.write([((i, 0), 0, 1) for i in range(4000)] + [((9, 9), 0, 1)], seal=1).result()
+        rows.write([((i, 0), 0, 1) for i in range(4000)] + [((9, other), 0, 1)], seal=1).result()
         rows.upsert([(i, 1) for i in range(2000, 4000)]).result()
         rows.compact()
         contents = rows.handle.contents()

@@ -346,7 +346,7 @@ class IndexingCalls(CollectionBase):
         A new index reads the contents once and stores as much again; one commit creates it. `get(where=)` and refreshes
         of views find records by an index where that reads less, here and on Spark. Answers never depend on an index:
         changes that it lacks are read from the collection. `View.refresh` refreshes the indexes of the view's inputs,
-        and clients do so in the background if much has changed. Until then, an index holds the changes that it lacks.
+        and clients do so in the background if much has changed. The changes that it lacks are not compacted.
 
         An index follows renamed columns. If columns are added, dropped or widened, the next refresh builds it anew.
 

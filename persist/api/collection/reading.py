@@ -290,7 +290,7 @@ class ReadingCalls(CollectionBase):
         """Return the contents as of a time as the first progress, then updates as `listen` does.
 
         Contents larger than a fifth of the memory budget come in several steps, of which only the last has an upper
-        beyond as_of.
+        after as_of.
 
         Contents and updates join at one point of the log, so no update is repeated or missed. If nothing is sealed yet,
         use `listen()`, which returns everything from the first time on, as soon as it is sealed.

@@ -167,9 +167,9 @@ class WritingCalls(KeyedCalls):
                 collection has it, and dropped otherwise.
             diff: of all plain rows; 1 if it is left out and they have no `_diff`.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
-                The same token for other updates is refused (`TokenReused`); the order of updates, seal and
-                expected_upper do not matter. A collection remembers its newest four million tokens. Once it has
-                forgotten some, a token that it does not know is refused (`TokenForgotten`).
+                The same token for other updates is refused (`TokenReused`); the order and batches of updates,
+                seal and expected_upper do not matter. A collection remembers its newest four million tokens.
+                Once it has forgotten some, a token that it does not know is refused (`TokenForgotten`).
             expected_upper: the upper that the collection must have (compare-and-append).
             allow_future: on a timeline, accept times that are more than a day ahead of the clock. They are mostly a
                 mistake: once one is sealed, no write can come before it.

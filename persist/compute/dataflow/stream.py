@@ -277,7 +277,7 @@ class Stream(LinearMethods["Stream"]):
         return self.program.add_capture(self._add_node(plans.Capture("capture"), [self], self.schema).number)
 
     def early(self) -> Captured:
-        """Return a capture of the complete updates of this stream, which also shows early ones.
+        """Return a capture of this stream that also shows updates of incomplete times.
 
         Its tables have one column more, `_early`. If it is true, the time was not complete when the last step ended:
         updates of that time may be added or retracted. Operators without state pass records on at once; operators

@@ -155,8 +155,7 @@ def _make_seal_step(index: Index, as_of: int) -> list[Step]:
 def refresh_indexes(engine: Engine, collections: Iterable[str]) -> None:
     """Refresh those indexes of some collections (by id) that lag far enough.
 
-    A client that only reads skips this. Cost: nothing if the known states show no lag; otherwise one commit for each
-    collection.
+    Cost: nothing if the known states show no lag; otherwise one commit for each collection.
     """
     for id_ in collections:
         if list_arrangements(engine, id_, [INDEX_PREFIX]):

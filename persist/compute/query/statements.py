@@ -217,7 +217,7 @@ def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[s
 
 
 def _match_table(path: Path, names: list[str]) -> str:
-    """Return the collection that a path names. Raises InvalidUsage: there is none."""
+    """Return the collection that a path names. Raises InvalidUsage: there is none, or the path has a time."""
     table = resolve_table(path, names)
     if table is None:
         wanted = ".".join(path)

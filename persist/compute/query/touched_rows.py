@@ -101,7 +101,7 @@ def _find_equal_columns(
 def _parse_column(
     node: dict[str, Any], names: Path, stored: dict[str, str], source: Sequence[str]
 ) -> tuple[bool, str, str] | None:
-    """Return whether a node is the collection's column or the source's, and its name; or None.
+    """Return whether a column is the collection's, its name and its SQL; or None.
 
     Args:
         names: the alias of the table, then its path.
@@ -122,7 +122,7 @@ def _parse_column(
 def _read_source_keys(
     connection: Any, source: str, pairs: Sequence[tuple[str, str]], schema: CollectionSchema
 ) -> pc.Expression | pa.Table | None:
-    """Return the source's keys, or a filter for them; None if only DuckDB can compare them."""
+    """Return the source's keys or their filter; None if DuckDB must compare."""
     types = connection.sql(f"SELECT {', '.join(text for _, text in pairs)} FROM {source}\nLIMIT 0").types
     empty = pa.schema([schema.arrow.field(name) for name, _ in pairs]).empty_table()
     stored = connection.from_arrow(empty).types

@@ -120,7 +120,6 @@ class Expressions:
         return name
 
     def translate_all(self, nodes: Any) -> tuple[Term, ...]:
-        """Return the terms of some nodes."""
         return tuple(map(self.translate, nodes or ()))
 
     def translate(self, node: Json) -> Term:
@@ -381,7 +380,6 @@ class Expressions:
             self.refuse(f"{name}() of intervals is not supported in a view: take it of epoch_us(…), their length", node)
 
     def translate_window(self, node: Json) -> WindowCall:
-        """Translate a window function."""
         self.check(node)
         function = WINDOWS.get(node["type"])
         if function is None:

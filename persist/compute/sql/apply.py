@@ -178,7 +178,6 @@ class _Planner:
         return Change(name, "create" if view is None else "replace", why)
 
     def _plan_drops(self, name: str, view: LiveView) -> None:
-        """Plan to drop a view."""
         self._gone[name] = view
         self._catalog.plan_removal(name)
 

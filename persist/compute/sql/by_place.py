@@ -138,5 +138,4 @@ def _make_value_at_position(node: Json, wanted: Term, count: Place, place: Place
 
 
 def _cast_to_int64(term: Term) -> Term:
-    """Return a term, cast to int64."""
     return make_sql_call("cast", pa.int64(), term)

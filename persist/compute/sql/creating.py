@@ -98,7 +98,7 @@ def _create_view(
 
 
 class UnboundedState(UserWarning):
-    """Warning: a view joins two growing inputs without a key, so each change reads all records of one."""
+    """Warning: a view joins two growing inputs without a key, so each change reads all records of the other."""
 
 
 def list_unbounded_joins(plan: algebra.Node, statistics: Known = NOTHING) -> list[str]:

@@ -195,7 +195,7 @@ def _choose_order(relations: Sequence[Statistics], pairs: Sequence[tuple[Term, T
 def _build_order(
     start: int, relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]
 ) -> tuple[int, float, list[int]]:
-    """Return the best order from a start: its cross products, its rows, and the relations."""
+    """Return a greedy order from a start: cross products, intermediate rows, relations."""
     order, so_far, crosses, rows = [start], relations[start], 0, 0.0
     while len(order) < len(relations):
         joined_so_far, best = set(order), None

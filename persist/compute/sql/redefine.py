@@ -64,7 +64,6 @@ class Dependent:
 
     @property
     def id(self) -> str:
-        """The id of the view's collection."""
         return self.contents.id
 
 

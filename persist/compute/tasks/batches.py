@@ -106,7 +106,10 @@ def commit_batch(engine: Engine, mark: Mark, shares: Sequence[Share], times: Bat
 
 
 def _resume_if_repeated(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool:
-    """Return whether the batch was committed before; if so, delete its new uploads."""
+    """Return whether the batch was committed before; if so, take its query over.
+
+    New uploads are then deleted.
+    """
     contents = [share.target.at(engine).contents() for share in shares]
     if not mark.is_done(contents):
         return False

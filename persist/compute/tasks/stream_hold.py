@@ -159,7 +159,7 @@ class StreamHold:
 
         Raises:
             HoldNotFound: another client removed the hold.
-            HoldMoved: the hold is beyond the position.
+            HoldMoved: the hold is after the position.
         """
         if at.hold == NO_HOLD:
             return

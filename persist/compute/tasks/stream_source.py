@@ -288,7 +288,7 @@ class StreamSource:
         Cost: a GET at least, and up to `POLL_S` of waiting for something to read.
 
         Raises:
-            HoldNotFound, HoldMoved: the hold is missing, or is beyond `start`.
+            HoldNotFound, HoldMoved: the hold is missing, or is after `start`.
             AsOfCompacted, AsOfNotSealed: the contents with which the query begins cannot be read.
             InvalidUsage: start is not of this collection.
         """

@@ -80,7 +80,7 @@ class UnsealedUpdates:
         return pa.concat_tables(passed) if passed else None
 
     def _list_pieces(self, lower: int) -> tuple[CollectionState, Pieces]:
-        """Return the collection's state, and the parts and unfinished writes with later times."""
+        """Return the collection's state, and the pieces with times from `lower` on."""
         handle = self._handle
         seqno, [contents] = handle.engine.follower.read_known_states([(handle.id, handle.name)])
         pieces: Pieces = {number: number for number in self._unread.find_numbers_from_frontier(contents, lower)}

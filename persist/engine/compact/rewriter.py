@@ -293,7 +293,7 @@ def _cut_stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
 
     An unchanged range has at least `quiet_bytes` of the keyframe's part.
 
-    Only sampled keys of the part are known, so a changed range may include up to two thirty-seconds of unchanged rows.
+    Only sampled keys of the part are known, so a changed range may include unchanged rows, two thirty-seconds at most.
     """
     sampled = [load_comparable_keys(part, region.schema) for part in region.all_parts]
     if len(region.base) != 1 or region.base[0].bytes < quiet_bytes or any(keys is None for keys in sampled):

@@ -194,7 +194,7 @@ def determine_fate(blob: Blob, mark: Mark) -> Fate:
 
 
 def _is_log_truncated(blob: Blob, seqno: int) -> bool:
-    """Return whether the log floor is beyond a seqno."""
+    """Return whether the log floor is after a seqno."""
     try:
         return read_newest_control(blob).log_floor > seqno
     except MissingBlob:  # There is no checkpoint, and the log does not begin at 0: the location was emptied.

@@ -55,6 +55,5 @@ class Checkpointing:
             self._end_making()
 
     def _end_making(self) -> None:
-        """Note that no checkpoint is in progress."""
         self.least_seqno = None
         self._is_making.release()

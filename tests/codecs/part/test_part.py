@@ -23,7 +23,7 @@ from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.arrow_types import decode_scalar, is_flat
 from persist.codecs.types.schema import CollectionSchema
-from tests.codecs.oracle import plain_values, sort_key, sort_keys, sums
+from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import arrays, schemas
 from tests.support.tiers import examples
 
@@ -63,23 +63,6 @@ def orders(rows: int, *, statuses: int = 3, seed: int = 0) -> pa.Table:
 def only(parts: list[tuple[bytes, Part]]) -> tuple[bytes, Part]:
     (part,) = parts
     return part
-
-
-@settings(max_examples=examples(120))
-@given(batches())
-def test_decoding_gives_the_consolidated_updates_in_order(batch: tuple[CollectionSchema, pa.Table]) -> None:
-    schema, table = batch
-    names = [*schema.names, "_time"]
-    expected = sums(table, names)
-    found: list[tuple[Any, ...]] = []
-    for data, part in encode_parts(table, schema, part_bytes_target=1 << 20):
-        decoded = decode_part(data, part, schema)
-        assert decoded.schema.equals(schema.arrow, check_metadata=True)
-        decoded.validate(full=True)
-        keys = sort_keys(decoded, names)
-        assert [expected[key] for key in keys] == decoded["_diff"].to_pylist()
-        found += keys
-    assert found == sorted(expected)
 
 
 @settings(max_examples=examples(80))
@@ -126,27 +109,6 @@ def check_stats(part: Part, decoded: pa.Table, schema: CollectionSchema) -> None
         assert null_count == len(keys) - len(present)
         assert json_order(least, kind) == (present[0] if present else (1,))
         assert json_order(greatest, kind) == (present[-1] if present else (1,))
-
-
-@pytest.mark.thorough(except_every=2)
-@pytest.mark.parametrize("key", [pa.int64(), pa.list_(pa.int64())])
-def test_parts_are_cut_between_keys_near_the_target(key: pa.DataType) -> None:
-    schema = CollectionSchema.of({"k": key}, {"v": pa.int64()})
-    rng = np.random.default_rng(4)
-    ids = rng.integers(0, 20_000, 100_000)
-    keys = pa.array(ids) if key == pa.int64() else pa.array([[i] for i in ids.tolist()], key)
-    ones = pa.array([1] * 100_000)
-    table = pa.Table.from_arrays([keys, pa.array(rng.integers(0, 2**60, 100_000)), ones, ones], schema=schema.arrow)
-    parts = encode_parts(table, schema, part_bytes_target=100_000)
-    assert len(parts) > 5
-    seen: list[Any] = []
-    for data, part in parts:
-        decoded = decode_part(data, part, schema)
-        assert len(data) < 130_000
-        found = sort_keys(decoded, ["k"])
-        assert not seen or seen[-1] < found[0]
-        seen += found
-    assert len(seen) == 100_000
 
 
 def test_one_key_is_never_cut() -> None:

@@ -197,3 +197,17 @@ def test_an_order_of_columns_is_stored_and_checked() -> None:
     for wrong in (["n"], ["n", 1], "ng", {"n": 1}):
         with pytest.raises(ValueError, match=r"order|list of names"):
             CollectionSchema.from_json({**schema.to_json(), "order": wrong})
+
+
+@pytest.mark.parametrize(
+    ("later", "says"),
+    [
+        ({"version": 1, "ids": [0, 1]}, "written form"),
+        ({"version": 2, "ids": [0, 1], "defaults": {"7": 1}}, "not the defaults of columns"),
+        ({"version": 2, "ids": [0, 1], "defaults": [1]}, "not the defaults of columns"),
+    ],
+)
+def test_what_later_versions_store_is_checked(later: dict[str, Any], says: str) -> None:
+    written = CollectionSchema.of({"g": pa.int64()}, {"n": pa.int64()}).to_json()
+    with pytest.raises(ValueError, match=says):
+        CollectionSchema.from_json({**written, **later})

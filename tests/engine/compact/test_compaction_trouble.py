@@ -277,8 +277,8 @@ def test_a_merge_that_would_overflow_is_not_done_and_nothing_is_lost() -> None:
 def test_a_keyframe_that_would_overflow_is_tried_once() -> None:
     with opened(MemoryBlob()) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
-        for _ in range(2):
-            c.write([((1, "x"), 0, 2**62)]).result()
+        for diff in (1, -1):  # What goes makes a keyframe due.
+            c.write([((1, "x"), 0, 2**62), ((2, "y"), 0, diff)]).result()
         c.seal(1).result()
         with pytest.raises(persist.errors.DiffOverflow):
             c.compact()

@@ -101,33 +101,6 @@ def test_a_result_is_iterated_measured_and_looked_into(collection: persist.Colle
         snapshot.head(-1)
 
 
-PREDICATES = [
-    pl.col("k") >= ROWS - 10,
-    (pl.col("k") < 10) & (pl.col("text") > "5"),
-    (pl.col("k") < 3) | (pl.col("k") == 77),
-    (pl.col("x") > 99_990.0) & pl.col("n").is_not_null(),
-    pl.col("text").str.ends_with("99") & (pl.col("k") > 1000),
-    pl.col("k").is_in([1, 5, 9]),
-    pl.col("n").is_null(),
-]
-
-
-@pytest.mark.thorough(except_every=7)
-@pytest.mark.parametrize("predicate", PREDICATES, ids=str)
-@pytest.mark.parametrize("form", ["rows", "diff", "changes"])
-def test_a_lazy_frame_gives_what_the_whole_frame_gives(
-    collection: persist.Collection, predicate: pl.Expr, form: Any
-) -> None:
-    result = collection.changes(0, 3) if form == "changes" else collection.snapshot(form=form)
-    whole = result.to_polars()
-    found = result.lazy().filter(predicate).select("n", "text").collect()
-    polars.testing.assert_frame_equal(found, whole.filter(predicate).select("n", "text"), check_row_order=False)
-    last = [name for name in whole.columns if name.startswith("_")]
-    if last:
-        kept = result.lazy().filter(pl.col(last[-1]) < 0).collect()
-        polars.testing.assert_frame_equal(kept, whole.filter(pl.col(last[-1]) < 0), check_row_order=False)
-
-
 @pytest.mark.parametrize(
     "limited",
     [lambda frame: frame.head(10), lambda frame: frame.limit(10), lambda frame: frame.slice(0, 10)],

@@ -11,8 +11,8 @@ import persist.engine.read.planning.scan
 from persist.blob.protocol import MemoryBlob
 from persist.engine.read.merging import read_snapshot
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
-from persist.engine.read.planning.snapshot_plan import _estimate_cost, _list_nearest_keyframes, plan_changes_scan
-from tests.support.keyframes import add_keyframe, contents_of, part_of, snapshots
+from persist.engine.read.planning.snapshot_plan import plan_changes_scan
+from tests.support.keyframes import add_keyframe, snapshots
 from tests.support.tiers import examples
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=12)
@@ -107,27 +107,3 @@ def test_the_least_diff_can_be_read_backwards() -> None:
         assert [snapshot.scan.sign for snapshot in plans] == [-1, 1]
         for snapshot in snapshots(c, 0, form="diff"):
             assert sorted(snapshot.rows()) == [((1, "a"), 1), ((2, "b"), 2**62), ((3, "c"), 7)]
-
-
-@settings(max_examples=examples(100))
-@given(
-    steps=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.booleans()), min_size=1, max_size=7),
-    at=st.integers(0, 79),
-)
-def test_no_keyframe_is_cheaper_to_start_from_than_the_nearest_on_either_side(
-    steps: list[tuple[int, int, bool]], at: int
-) -> None:
-    """Between two keyframes, so many records come and so many go: what the later one holds follows from that."""
-    history, made, rows = [], dict[str, int](), 0
-    for number, (come, go, has_keyframe) in enumerate(steps):
-        go = min(go, rows)
-        history.append(part_of(come + go, 10 * number, 10 * number + 9, negatives=go))
-        rows += come - go
-        if has_keyframe and rows:
-            made[f"as_of{10 * number + 9}"] = rows
-    contents = contents_of(*history, upper=80, **made)
-    parts = contents.history_parts
-    costs = [_estimate_cost(contents, parts, keyframe, at) for keyframe in (*contents.keyframes, None)]
-    assert min(
-        _estimate_cost(contents, parts, keyframe, at) for keyframe in _list_nearest_keyframes(contents, at)
-    ) == min(costs)

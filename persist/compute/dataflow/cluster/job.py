@@ -70,7 +70,7 @@ class Job:
 
     @property
     def corrects(self) -> bool:
-        """Whether a changed program must compare its results with stored outputs, which tasks cannot."""
+        """Whether results must be compared with stored outputs, which tasks cannot do."""
         return any(output.corrects or output.compares for output in self._outputs.every)
 
     @property

@@ -321,7 +321,6 @@ class BoundedJoin(JoinOperator):
 
     Args:
         terms: for each input, the term that the inequality compares.
-        schemas: the columns of each input's arrangement.
     """
 
     def __init__(self, *given: Any, terms: Sequence[Term], domain: Domain, **named: Any) -> None:

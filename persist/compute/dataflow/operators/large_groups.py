@@ -365,7 +365,6 @@ class LargeGroups:
         return changes
 
     def clear(self) -> None:
-        """Drop all ranked groups."""
         self._groups, self._sizes = {}, {}
 
     def _forget(self, key: Record) -> None:

@@ -160,7 +160,7 @@ class TotalReduce(ReduceOperator):
         return arrangement.lookup(hash_keys(words), words, has_new=False)[1][1:]
 
     def _compute_groups(self, records: Ints) -> Ints:
-        """Return the results of groups, whose records are of one time, as updates."""
+        """Return the results of groups, as updates at their records' last time."""
         layout, time = self.arrangement.layout, 0
         if records.shape[1]:
             time = int(records[-2].max())

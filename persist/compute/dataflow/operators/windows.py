@@ -292,7 +292,6 @@ Function = Callable[[WindowFunction, Places, list[Ints], list[pa.DataType], Doma
 
 
 def _dense_rank(call: WindowFunction, p: Places, *_: Any) -> Ints:
-    """Return the DENSE_RANK of each row."""
     number = (p.peers_begin == p.at).cumsum()
     if p.peers_before is not None:
         return number + p.peers_before
@@ -300,7 +299,6 @@ def _dense_rank(call: WindowFunction, p: Places, *_: Any) -> Ints:
 
 
 def _percent_rank(call: WindowFunction, p: Places, _: Any, __: Any, domain: Domain) -> Ints:
-    """Return the PERCENT_RANK of each row."""
     sizes = p.ends - p.begins
     shares = np.where(sizes > 1, (p.peers_begin - p.begins) / np.maximum(sizes - 1, 1), 0.0)
     return domain.encode(pa.array(shares))

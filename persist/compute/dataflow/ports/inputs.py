@@ -117,7 +117,7 @@ class InputHandle:
             self._gate.add(words)
 
     def _check_open(self, times: Ints) -> None:
-        """Raise InputClosed if the input was advanced beyond one of the times."""
+        """Raise InputClosed if one of the times is not beyond the frontier."""
         closed = ~find_beyond(self.frontier, times)
         if closed.any():
             time = tuple(int(coordinate) for coordinate in times[:, int(closed.argmax())])

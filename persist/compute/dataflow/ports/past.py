@@ -267,7 +267,7 @@ class Past:
         )
 
     def _choose_index(self, names: Sequence[str]) -> IndexPath | None:
-        """Return the index with the most key columns, all of them among some; None without one."""
+        """Return the index with the most key columns, all among `names`; or None."""
         handle = self._handle
         paths = plan_paths(
             handle, handle.fold(handle.get_known_state()), self._scan.result_schema, self.as_of, self._columns.names

@@ -344,7 +344,7 @@ class UpperReader:
             self.handle: CollectionHandle = load_handle(engine, collection)
 
     def load_advance(self) -> CollectionState | None:
-        """Return the collection's newest state if it is sealed beyond the gate's frontier, or None."""
+        """Return the collection's known state if it is sealed further than the gate; or None."""
         with ExplainLoss(self.handle):
             contents = self.handle.get_known_state()
         return contents if to_antichain(contents.upper) > self._gate.frontier else None

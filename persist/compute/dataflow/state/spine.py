@@ -190,7 +190,7 @@ class Spine:
         self._entries = [entry for entry in self._entries if isinstance(entry, Merge) or entry.shape[1]]
 
     def _begin_merges(self) -> None:
-        """Merge neighbours until each is more than twice as large as the next.
+        """Merge neighbours until each is at least twice as large as the next.
 
         The result of a merge under way is merged further only when it is done: finishing it at once would cost all its
         rows.

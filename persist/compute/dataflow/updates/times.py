@@ -29,7 +29,7 @@ def find_beyond(frontier: Antichain, times: Ints) -> Flags:
 
 
 def advance_times(times: Ints, since: Antichain) -> Ints:
-    """Return for each time the least one that compares equally with all times beyond since.
+    """Return for each time the greatest one that compares equally with all times beyond since.
 
     The empty frontier leaves times as they are. (Differential dataflow, `src/lattice.rs`.)
     """
@@ -77,7 +77,6 @@ class Stash:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no updates wait."""
         return not self._chunks
 
     @property
@@ -86,7 +85,6 @@ class Stash:
         return sum(chunk.shape[1] for chunk in self._chunks)
 
     def add(self, waiting: Ints) -> None:
-        """Add updates that wait."""
         if not waiting.shape[1]:
             return
         self._chunks.append(self._sort_columns(waiting))

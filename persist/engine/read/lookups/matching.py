@@ -119,7 +119,7 @@ def _estimate_part_bytes(part: Part, scan: Scan, first: SortedKeys) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The unit of reading: some row groups of a part, or a whole part without row groups.
+    """The unit of reading: some row groups of a part, or all without `groups`.
 
     `is_base`: the part belongs to the keyframe.
     """

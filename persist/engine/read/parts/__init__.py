@@ -1,5 +1,5 @@
 """Fetches, verifies, decodes and caches the parts of a read.
 
-Promises: every blob is verified before any of its rows is used. Slices bound the memory, not the size of the
-collection.
+Promises: a plan names immutable parts, so a later read of it returns the same rows. Every blob is verified before any
+of its rows is used. Slices bound the memory, not the size of the collection.
 """
