@@ -1,4 +1,4 @@
-"""Refreshes that are overtaken at a named call, die at every call, and are raced by many; with nothing open, or open."""
+"""Refreshes that are overtaken at a named call, die at every call, and are raced by many, cold and by open handles."""
 
 import threading
 from collections.abc import Callable, Iterator
