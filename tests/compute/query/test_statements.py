@@ -317,3 +317,9 @@ def test_an_inserted_row_has_the_defaults_of_the_columns_that_it_lacks(keyed: pe
         default = b"\x00'\xff"
         contents = {row["k"]: (row["x"], row["b"]) for row in client["t"].snapshot().to_arrow().to_pylist()}
         assert contents == {1: ("it's", default), 2: ("it's", default), 3: ("it's", None), 4: ("own", default)}
+
+
+def test_truncate_leaves_no_row(client: persist.Client) -> None:
+    for statement in ("TRUNCATE shop.orders", "TRUNCATE TABLE news"):
+        assert client.sql(statement).to_pylist()[0]["rows"] in (3, 2)
+    assert (client["shop.orders"].count(), client["news"].count()) == (0, 0)
