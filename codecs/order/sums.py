@@ -156,7 +156,7 @@ def join_limbs(limbs: Sequence[Ints]) -> Ints:
 
 def find_largest_magnitude(values: Ints) -> int:
     """Return the largest absolute value; 0 for none."""
-    return max(-int(values.min()), int(values.max()), 0) if len(values) else 0
+    return max(-int(values.min()), int(values.max())) if len(values) else 0
 
 
 def multiply(values: Ints, diffs: Ints) -> tuple[Ints, int]:

@@ -254,8 +254,9 @@ def _verify_group(data: bytes | memoryview, number: int, index: PartIndex, part:
 
 
 def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> None:
-    """Check a part's index as reads of row groups do, without decoding.
+    """Verify the footer and the row groups of a part, without decoding.
 
+    Reads of row groups make the same checks.
     data: the whole blob, already verified by its descriptor. Cost: the checksums, 0.2 ms, and 10 to 15 µs for each
     column of each row group.
     """

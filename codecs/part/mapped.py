@@ -76,14 +76,14 @@ class MappedRows:
         magic, digest, length = _PREFACE.unpack_from(data)
         head = data[_PREFACE.size : _PREFACE.size + length]
         if magic != _MAGIC or len(head) != length or xxhash.xxh3_128_digest(head) != digest:
-            raise ValueError("its head is not what it was")
+            raise ValueError("its head does not match its checksum")
         at = _NAME.size + len(name)
         if bytes(head[:at]) != _NAME.pack(len(name)) + name:
-            raise ValueError("it is a copy of something else")
+            raise ValueError("it is a copy of the rows of another source")
         size, self._whole = _LENGTHS.unpack_from(head, at)
         start = -(-(_PREFACE.size + length) // _ALIGNMENT) * _ALIGNMENT
         if any(data[_PREFACE.size + length : start]):
-            raise ValueError("there is something before its message")
+            raise ValueError("the bytes between its head and its message are not zero")
         self._message = data[start:]
         if len(self._message) != size:
             raise ValueError(f"it ends after {len(self._message)} of {size} bytes")
@@ -107,7 +107,7 @@ class MappedRows:
             return
         if rows is None:
             if xxhash.xxh3_64_intdigest(self._message) != self._whole:
-                raise ValueError("its rows are not what they were")
+                raise ValueError("its rows do not match their checksum")
             self._is_whole = True
             return
         if not len(rows):
@@ -132,7 +132,7 @@ class MappedRows:
         for chunk in range(first, end):
             data = self._message[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
             if xxhash.xxh3_64_intdigest(data) != self._checksums[chunk]:
-                raise ValueError(f"its bytes from {chunk * CHUNK_BYTES} on are not what they were")
+                raise ValueError(f"its bytes from {chunk * CHUNK_BYTES} on do not match their checksum")
             self._is_checked[chunk] = True
 
     def _mark_rows(self, marks: Rows, column: pa.Array, rows: Rows) -> None:

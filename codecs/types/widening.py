@@ -70,8 +70,6 @@ def _is_finer(narrow: Any, wide: Any) -> bool:
 
 def is_written_alike(narrow: pa.DataType, wide: pa.DataType) -> bool:
     """Return whether values have the same JSON form in both types."""
-    if narrow == wide:
-        return True
-    if pt.is_integer(narrow) and pt.is_integer(wide):
+    if narrow == wide or (pt.is_integer(narrow) and pt.is_integer(wide)):
         return True
     return not (pt.is_integer(narrow) or pt.is_floating(narrow) or pt.is_decimal(narrow) or pt.is_temporal(narrow))

@@ -84,7 +84,7 @@ class LimitedWork:
         if time.monotonic() > self.until:
             raise LimitReached("time", f"timeout_s={self.timeout_s}")
         if self.memory is not None and measure_resident_bytes() > self.resident:
-            raise LimitReached("memory", f"memory_limit={self.memory:,} bytes more than the process had")
+            raise LimitReached("memory", f"memory_limit={self.memory:,} bytes more than the process used before")
         if self.around is not None:
             self.around.check_limit()
 

@@ -47,7 +47,7 @@ class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     A bound is (mode, offset), or None for the first or last row of the partition. A negative offset is before the
     present row. "rows" counts rows; "groups" counts groups of rows that are equal in the order. ("range", 0) takes in
-    all rows equal to the present one, and ("value", 0) goes to the value of start_at or end_at.
+    all rows equal to the present one. ("value", 0) is the value that the term `start_at` or `end_at` has for that row.
 
     `exclude`: which rows are left out: "current row", "group", "ties".
     """

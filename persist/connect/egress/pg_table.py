@@ -2,9 +2,9 @@
 
 The table has a row for each key, and the key is its primary key.
 
-Contents are first copied into a second table, which replaces the first when it is complete, so readers never see part
-of them. If the first table exists already, the copied rows are inserted into it. Changes are copied into a temporary
-table, and applied from there: the last change of each key counts.
+Contents are first copied into a second table, so readers never see part of them. The complete copy gets the name of the
+target. If an empty target exists already, the copied rows are inserted into it instead. Changes are copied into a
+temporary table, and applied from there: the last change of each key counts.
 
 An insert must find no row, and an update or a deletion must find one. So the sink notices keys with several rows, and
 writes of other programs.

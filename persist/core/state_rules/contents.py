@@ -423,7 +423,7 @@ class Unsealed:
 
     @property
     def advice(self) -> str:
-        """A sentence with the number of unsealed updates, and their seal."""
+        """How many updates are unsealed, and which seal makes them readable."""
         return f"{self}: sealing to {self.last + 1} makes all of that readable"
 
     def __str__(self) -> str:

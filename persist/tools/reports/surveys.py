@@ -60,11 +60,12 @@ class Facts:
 
     @property
     def bytes(self) -> int:
-        """The bytes of its parts."""
+        """How many bytes the collection's stored parts take."""
         return sum(part.bytes for part in self.contents.stored_parts)
 
     @property
     def parts(self) -> int:
+        """How many stored parts the collection has."""
         return len(self.contents.stored_parts)
 
     @property

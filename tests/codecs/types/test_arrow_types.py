@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.arrow_types import check_type, decode_type, encode_type
 from persist.codecs.types.casts import cast_column
+from persist.codecs.types.widening import is_written_alike
 from tests.codecs.strategies import arrow_types
 
 
@@ -134,3 +135,8 @@ def test_a_decimal_with_more_digits_than_its_type_is_refused_with_its_row(nested
         else:
             with pytest.raises(InvalidUpdate, match=r"update 2 has .* in column 'x'.*does not fit in precision"):
                 cast_column(column, column.type, "x")
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.date32(), pa.decimal128(4, 1), pa.string()])
+def test_values_of_one_type_are_written_alike(kind: pa.DataType) -> None:
+    assert is_written_alike(kind, kind)

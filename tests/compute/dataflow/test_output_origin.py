@@ -96,7 +96,7 @@ def test_a_source_that_is_another_one_now_is_noticed(client: persist.Client) -> 
         running.step()
     source.drop().result()
     numbers(client, 7, seal=3)
-    with summing().open(client) as running, pytest.raises(OutputConflict, match="its sources are not what they were"):
+    with summing().open(client) as running, pytest.raises(OutputConflict, match="its sources have changed"):
         running.step()
     assert rows_at(client.load("sums"), 0) == Counter({(1, 5): 1})
 

@@ -2,7 +2,7 @@
 
 import pickle
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -21,6 +21,7 @@ from persist.errors import ColumnsNeeded, InvalidUsage, SchemaMismatch
 from persist.sql import Wanted, plan_views
 from persist.tools.reports.surveys import format_hold
 from tests.compute.index.always import QUIET, indexes_that_always_pay
+from tests.support.stepped import Stepped
 
 ROWS = 120_000
 
@@ -471,29 +472,15 @@ def test_an_index_is_made_anew_though_it_alone_keeps_history_readable(client: pe
         assert client.load("orders").get(where="c = 5").to_pylist() == [{"id": 1, "c": 5, "note": None}]
 
 
-class Overtaken(persist.MemoryBlob):
-    """A store in which something else happens just before the next record of the log is made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: Callable[[], object] | None = None
-
-    def create(self, key: str, value: Any) -> bool:
-        if key.startswith("log/") and self.before is not None:
-            before, self.before = self.before, None
-            before()
-        return super().create(key, value)
-
-
 def test_an_index_that_another_client_makes_goes_with_a_view_that_is_made_anew() -> None:
-    blob = Overtaken()
+    blob = Stepped(persist.MemoryBlob())
     with persist.open(blob) as client, persist.open(blob) as other:
         flights = client.create_or_load("flights", key={"id": int}, value={"delay": int})
         flights.write([(1, 30), (2, 0)]).result()
         client.create_view("late", "SELECT id, delay FROM flights WHERE delay > 15")
-        blob.before = lambda: other["late"].index("delay")
+        blob.before("create", "log/", lambda: other["late"].index("delay"))
         client.view("late").redefine(start="now")
-        assert blob.before is None
+        assert blob.is_done
         client.engine.follower.refresh()
         names = client.engine.follower.apply_to_state(
             lambda state: [name for name, _ in state.ids.iterate_prefix(".index.")]

@@ -1,6 +1,6 @@
 """UPDATE, DELETE, INSERT and MERGE INTO: one commit of exactly what they change, on what they have read."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob.protocol import MemoryBlob
 from persist.compute.query import execute
 from tests.support.stepped import Stepped
 
@@ -72,29 +71,17 @@ def test_a_statement_changes_at_a_time_that_is_given(client: persist.Client) -> 
         execute(client.engine, "UPDATE shop.orders SET amount = 1", 7)
 
 
-class Overtaken(MemoryBlob):
-    """A store to whose log somebody else writes first, once it is told who."""
-
-    first: Callable[[], object] | None = None
-
-    def create(self, key: str, value: bytes) -> bool:
-        first, self.first = (self.first, None) if key.startswith("log/") else (None, self.first)
-        if first is not None:
-            first()
-        return super().create(key, value)
-
-
 def test_a_statement_that_others_come_before_is_carried_out_on_what_they_have_left() -> None:
-    store = Overtaken()
+    store = Stepped(persist.MemoryBlob())
     with persist.open(store, settings=QUIET) as client, persist.open(store, settings=QUIET) as other:
         client.create_or_load("n", key={"k": pa.int64()}, value={"v": pa.int64()}).write(
             [((1, 1), 0, 1), ((2, 2), 0, 1)], seal=1
         ).result()
         theirs = other.load("n")
-        store.first = lambda: theirs.write([((3, 3), 4, 1)], seal=5).result()
+        store.before("create", "log/", lambda: theirs.write([((3, 3), 4, 1)], seal=5).result())
         with client.load("n").snapshot():  # Whose lease is there already: the next record is that of the statement.
             changed = execute(client.engine, "UPDATE n SET v = v + 10")
-        assert store.first is None
+        assert store.is_done
         assert changed.rows == 3
         assert sorted(client.load("n").snapshot().rows()) == [(1, 11), (2, 12), (3, 13)]
 
@@ -317,3 +304,9 @@ def test_an_inserted_row_has_the_defaults_of_the_columns_that_it_lacks(keyed: pe
         default = b"\x00'\xff"
         contents = {row["k"]: (row["x"], row["b"]) for row in client["t"].snapshot().to_arrow().to_pylist()}
         assert contents == {1: ("it's", default), 2: ("it's", default), 3: ("it's", None), 4: ("own", default)}
+
+
+def test_truncate_leaves_no_row(client: persist.Client) -> None:
+    for statement in ("TRUNCATE shop.orders", "TRUNCATE TABLE news"):
+        assert client.sql(statement).to_pylist()[0]["rows"] in (3, 2)
+    assert (client["shop.orders"].count(), client["news"].count()) == (0, 0)

@@ -277,6 +277,12 @@ def test_a_table_that_a_statement_reads_in_another_way_is_whole(five: persist.Cl
     assert execute(five.engine, sql).rows == touched
 
 
+def test_a_null_in_the_source_equals_no_key(five: persist.Client) -> None:
+    five.sql("CREATE TABLE p (id BIGINT PRIMARY KEY, v VARCHAR)")
+    five.sql("INSERT INTO p VALUES (1, 'a')")
+    assert execute(five.engine, "MERGE INTO p USING s ON p.id = s.id WHEN MATCHED THEN UPDATE SET v = w").rows == 1
+
+
 def test_a_block_sees_all_rows_of_what_it_changed(five: persist.Client) -> None:
     with closing(Transaction(five.engine, QueryLimits())) as block:
         block.execute("UPDATE t SET v = 'z' WHERE id = 1")

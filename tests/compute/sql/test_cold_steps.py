@@ -1,5 +1,6 @@
-"""Steps of processes that have nothing open: overtaken at a named call, died at every call, and raced by many."""
+"""Refreshes that are overtaken at a named call, die at every call, and are raced by many, cold and by open handles."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -19,7 +20,7 @@ from tests.compute.dataflow.ledger import Bank
 from tests.compute.sql.ledger import VIEWS, check, views_of
 from tests.compute.sql.two_ways import QUIET, requests_by_key, way_of
 from tests.support.copies import Copies
-from tests.support.stepped import Stepped
+from tests.support.stepped import WAIT_S, Stepped
 from tests.support.tiers import examples
 from tests.support.tuned import tuned
 
@@ -151,7 +152,7 @@ def check_all(bank: Bank, blob: MemoryBlob) -> None:
             assert len({hold.name for hold in client.load(name).holds()}) == len(client.load(name).holds())
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(except_every=12)
 @pytest.mark.parametrize("happens", [False, True])
 @pytest.mark.parametrize("share", range(6))
 def test_a_refresh_that_dies_at_any_call_of_the_store_loses_and_doubles_nothing(share: int, happens: bool) -> None:
@@ -188,9 +189,22 @@ def keep_up(folder: str, name: str, told: Connection) -> None:
                 told.send(way_of(view))
 
 
+def keep_open(folder: str, name: str, told: Connection) -> None:
+    """Refresh a view by one handle until killed; tell of each refresh."""
+    with persist.open(FileBlob(Path(folder), fsync=False)) as client:
+        view = client.view(name)
+        while True:
+            view.refresh()
+            told.send("open")
+
+
 @pytest.mark.thorough
-def test_processes_that_refresh_one_view_cold_at_once_while_it_is_written_agree(tmp_path: Path) -> None:
-    copies, ways = Copies(keep_up), set[str]()
+@pytest.mark.parametrize(("keep", "last"), [(keep_up, ABOVE), (keep_open, [*VIEWS][-1])])
+def test_processes_that_refresh_views_at_once_while_they_are_written_agree(
+    tmp_path: Path, keep: Callable[..., None], last: str
+) -> None:
+    """Some refresh the last view, and with it all that it reads; others one of those, and so get ahead of it."""
+    copies, ways = Copies(keep), set[str]()
     try:
         with persist.open(FileBlob(tmp_path, fsync=False), settings=QUIET) as client:
             bank = Bank(client)
@@ -198,7 +212,7 @@ def test_processes_that_refresh_one_view_cold_at_once_while_it_is_written_agree(
             for view in views_of(client):
                 view.refresh()
                 view.close()
-            for name in (ABOVE, ABOVE, VIEW):
+            for name in (last, ABOVE, VIEW):
                 copies.start(str(tmp_path), name)
             for number in range(ROUNDS):
                 for _ in range(2):
@@ -206,7 +220,7 @@ def test_processes_that_refresh_one_view_cold_at_once_while_it_is_written_agree(
                     bank.transfer()
                 if number % 3 == 2:  # The oldest, which may be anywhere in a step.
                     copies.kill()
-                    copies.start(str(tmp_path), ABOVE)
+                    copies.start(str(tmp_path), last)
             copies.kill_all()
             assert refreshed(FileBlob(tmp_path, fsync=False), ABOVE) == persist.Antichain(bank.time)
             client.view([*VIEWS][-1]).refresh()
@@ -214,5 +228,38 @@ def test_processes_that_refresh_one_view_cold_at_once_while_it_is_written_agree(
             assert client.fsck().problems == ()
     finally:
         copies.kill_all()
-    assert "part" in ways
+    assert ("part" in ways) == (keep is keep_up)
     assert "state" not in ways
+
+
+def test_a_view_is_made_and_dropped_by_several_clients_at_once_without_leaving_a_hold() -> None:
+    inner = MemoryBlob()
+    errors: list[BaseException] = []
+    with persist.open(inner) as writer:
+        bank = Bank(writer)
+        bank.transfer()
+        start = threading.Barrier(3)
+
+        def making() -> None:
+            try:
+                with persist.open(inner) as client:
+                    for _ in range(6):
+                        start.wait(WAIT_S)
+                        try:
+                            view = client.create_view("totals", VIEWS["totals"])
+                            view.refresh()
+                            view.drop().result()
+                        except (persist.errors.CollectionNotFound, persist.Conflict):
+                            pass  # Another one has dropped it first.
+            except BaseException as error:
+                errors.append(error)
+                start.abort()
+
+        threads = [threading.Thread(target=making) for _ in range(3)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(WAIT_S)
+        assert [repr(each) for each in errors] == []
+        assert writer.collections() == ["moves"]
+        assert [hold.name for hold in bank.moves.holds() if hold.name] == []

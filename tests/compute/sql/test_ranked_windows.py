@@ -13,7 +13,6 @@ import pytest
 
 import persist
 from persist.compute.dataflow.operators.join import BoundedJoin
-from persist.compute.dataflow.operators.large_groups import LargeGroups
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.ranked import Ranked
 from persist.compute.dataflow.updates.times import Ints
@@ -21,8 +20,10 @@ from persist.compute.sql.algebra import TopK, iterate_nodes
 from persist.compute.sql.compile import plan_query
 from persist.compute.sql.rewrite import rewrite_plan
 from persist.dataflow import Program, col
+from tests.compute.dataflow.test_large_groups import always_ranked
 from tests.compute.sql.oracle import TABLES, changes, check, schemas
 
+__all__ = ["always_ranked"]  # A fixture.
 FIRST = "PARTITION BY a ORDER BY b DESC"
 FIRST_ROWS = [
     "SELECT a, b, s FROM t QUALIFY row_number() OVER (PARTITION BY a ORDER BY b DESC, s) <= 2",
@@ -63,20 +64,6 @@ WINDOWS = [
 
 # Every group is ranked at once, in blocks of few records.
 RANKED = Costs(large_rows=1, change_rows=0, block_rows=3, window_rows=2)
-
-
-@pytest.fixture
-def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count what is done with ranked groups."""
-    done = Counter[str]()
-    changed = LargeGroups.apply_changes
-
-    def counted(self: LargeGroups, *arguments: Any) -> Any:
-        done["changed"] += 1
-        return changed(self, *arguments)
-
-    monkeypatch.setattr(LargeGroups, "apply_changes", counted)
-    return done
 
 
 @pytest.mark.thorough(except_every=9)

@@ -12,6 +12,7 @@ import persist
 from persist import View
 from persist.api.collection import Collection
 from persist.sql import Wanted, open_together, plan_views
+from tests.compute.sql.test_views import rows
 from tests.support.tiers import examples
 
 SUMS = "SELECT k, sum(n) AS total FROM facts GROUP BY k"
@@ -23,11 +24,6 @@ def facts_of(client: persist.Client, name: str = "facts") -> Collection:
     facts = client.create_or_load(name, key={"id": pa.int64()}, value={"k": pa.string(), "n": pa.int64()})
     facts.write([((1, ("a", 1)), 1, 1), ((2, ("a", 5)), 1, 1), ((3, ("b", 1)), 1, 1)], seal=2).result()
     return facts
-
-
-def rows(collection: Collection, as_of: int | None = None) -> list[tuple[object, ...]]:
-    table = collection.snapshot(as_of).to_arrow()
-    return sorted(zip(*(table[name].to_pylist() for name in table.column_names), strict=True), key=repr)
 
 
 def test_a_new_definition_holds_from_one_time_on_and_what_was_sealed_stays(client: persist.Client) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import persist
+from persist.connect.ingest.postgres.database import PgAddress
 from persist.core.rendering import hide_passwords
 from tests.connect.ingest.servers import Server, postgres_programs
 from tests.connect.ingest.test_postgres import Database, database, server
@@ -217,3 +218,19 @@ def test_infinite_dates_and_moments_come_in_and_stop_no_table(database: Database
         ],
         [{"id": 1}],
     )
+
+
+@pytest.mark.parametrize(("place", "mode"), [("db.example", "require"), ("localhost", None), ("", None)])
+def test_a_server_elsewhere_must_encrypt(place: str, mode: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGHOST", raising=False)
+    monkeypatch.delenv("PGSSLMODE", raising=False)
+    address, modes = PgAddress(f"postgresql://{place}/shop", "test"), list[str | None]()
+
+    def connect(**options: str) -> None:
+        modes.append(options.get("sslmode"))
+        raise address.library.OperationalError
+
+    monkeypatch.setattr(address.library, "connect", connect)
+    with pytest.raises(persist.Unavailable):
+        address.open_connection()
+    assert modes == [mode]

@@ -21,6 +21,7 @@ from persist.services.fsck import fsck
 from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.tuned import tuned
+from tests.support.watched import WatchedBlob
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.int64()}
@@ -117,18 +118,6 @@ class Busy(UnreliableBlob):
         return super().get(key, range)
 
 
-class Noting(UnreliableBlob):
-    """What a backup reads, with the keys that it asks for."""
-
-    def __init__(self, inner: Blob) -> None:
-        super().__init__(inner)
-        self.keys = Counter[str]()
-
-    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        self.keys[key] += 1
-        return super().get(key, range)
-
-
 def check(target: MemoryBlob, held: Held, done: Copied) -> None:
     """Compare all that a copy holds with what was written, and let fsck look at it."""
     with persist.open(target, mode="read", clock=ImpatientClock()) as client:
@@ -186,10 +175,10 @@ def test_a_backup_copies_what_is_new_and_forgets_what_is_gone() -> None:
         assert (nothing.blobs, nothing.deleted, nothing.seqno) == (0, 0, first.seqno)
     place.write("a")
     wait_for_checkpoint(place.client)
-    reading, copied = Noting(source), {entry.key for entry in target.list("part/")}
+    reading, copied = WatchedBlob(source), {entry.key for entry in target.list("part/")}
     more = backup(reading, target, clock=source.clock)
-    assert copied.isdisjoint(reading.keys), "what is there is not read again"
-    assert max(reading.keys.values()) < 8
+    assert copied.isdisjoint(reading.keys("get")), "what is there is not read again"
+    assert max(Counter(call for call in reading.asked if call[0] == "get").values()) < 8
     assert 0 < more.blobs <= 9  # Records, perhaps a part, and a checkpoint with what it names if one was due.
     place.client.load("a").allow_compaction(5).result()
     place.client.load("a").compact()

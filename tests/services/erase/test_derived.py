@@ -132,7 +132,6 @@ def test_a_view_that_reaches_farther_back_than_its_input_is_named(client: persis
     view.refresh()
     people.allow_compaction((people.upper.time or 0) - 1).result()
     people.compact()
-    client.create_view("not refreshed", "SELECT email FROM people")
     report = people.erase([1], reason="request 17")
     assert report.seqno is None
     assert report.unfollowed == ("mails",)

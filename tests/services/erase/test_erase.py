@@ -194,6 +194,19 @@ def test_an_event_that_deletes_holds_no_nulls_that_a_condition_would_match(
     assert sorted(keyed.snapshot(0).rows()) == [(1, "bob"), (2, "zoe"), (3, ADA)]
 
 
+def test_clones_and_what_they_were_cloned_from_lose_the_same(client: persist.Client) -> None:
+    orders = filled(client)
+    clone = client.clone("orders", "copy", as_of=4)
+    second = client.clone("copy", "copy of a copy")
+    client.drop("copy").result()
+    second.write([((3, (ADA, 77.0)), 5, 1), ((9, ("eve", 1.0)), 5, 1)], seal=6).result()
+    report = orders.erase([3], reason="request 17")
+    assert report.clones == ("copy of a copy",)
+    assert sorted(row[0] for row in second.snapshot().rows()) == [1, 2, 9]
+    assert second.snapshot().digest().endswith("-erased-1")
+    assert clone.id != second.id
+
+
 def test_a_clone_whose_columns_do_not_fit_is_named_before_anything_happens(client: persist.Client) -> None:
     orders = filled(client)
     client.clone("orders", "copy").evolve(drop=["email"])

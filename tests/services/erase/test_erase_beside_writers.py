@@ -91,8 +91,8 @@ def together(x: persist.Collection, client: persist.Client) -> None:
         multi.delete(x, [1])
 
 
-ACTS = [deleted, upserted, overwritten, restored, large, compacted, forgotten, evolved, cloned, stated, together]
-KEYED = [deleted, upserted, overwritten, compacted, evolved, cloned, stated]
+ACTS = [deleted, compacted, cloned, evolved, restored, overwritten, upserted, large, stated, together, forgotten]
+KEYED = [deleted, upserted, overwritten, evolved, compacted, cloned, stated]
 
 
 def rows_left(client: persist.Client, name: str, key: int = 1) -> list[Any]:
@@ -104,7 +104,7 @@ def rows_left(client: persist.Client, name: str, key: int = 1) -> list[Any]:
     return [row for table in tables for row in table.to_pylist() if row["id"] == key]
 
 
-@pytest.mark.thorough(except_every=3)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("act", "keyed", "where"),
     [

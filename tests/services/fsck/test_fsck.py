@@ -44,6 +44,7 @@ from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.parts import commit_parts
 from tests.support.paths import GOLDEN
+from tests.support.stepped import Stepped
 from tests.support.tuned import tuned
 
 KEY = {"k": pa.int64()}
@@ -965,19 +966,10 @@ def test_what_was_committed_after_the_examination_is_not_deleted(dated: DatedBlo
 
 
 def test_a_list_is_named_after_the_record_that_names_it_even_if_that_lost_a_race() -> None:
-    class Racing(MemoryBlob):
-        race: Callable[[], object] | None = None
-
-        def set(self, key: str, value: bytes) -> None:
-            super().set(key, value)
-            if key.startswith("list/") and self.race is not None:
-                race, self.race = self.race, None
-                race()
-
-    blob = Racing()
+    blob = Stepped(MemoryBlob())
     with opened(blob) as client, opened(blob) as other:
         c = client.create_or_load("c", key=KEY, value=VALUE)
-        blob.race = lambda: other.load("c").seal(1).result()
+        blob.after("set", "list/", lambda: other.load("c").seal(1).result())
         seqno = commit_parts(c, uploads(blob, client, c, 5)).result()
         record = read_record(blob, seqno)
         assert record is not None
@@ -986,7 +978,7 @@ def test_a_list_is_named_after_the_record_that_names_it_even_if_that_lost_a_race
         assert append.parts_in is not None
         # Or else the list could be collected as one of a record below the floor, while the record is above it.
         assert parse_upload_seqno(append.parts_in.blob) == seqno
-        assert blob.race is None
+        assert blob.is_done
 
 
 # While others work.

@@ -11,6 +11,7 @@ from persist.blob.errors import Unavailable
 from persist.blob.protocol import MemoryBlob
 from persist.tools.cli.doctor import Finding, check_store
 from persist.tools.cli.main import main
+from tests.engine.write.test_lying_stores import Overwriting
 from tests.support.clocks import DatedBlob, ImpatientClock
 
 Printed = pytest.CaptureFixture[str]
@@ -24,14 +25,6 @@ def examined(blob: MemoryBlob) -> list[Finding]:
     settings = persist.Settings(background=False, retry_s=0.01)
     with persist.open(blob, mode="read", settings=settings) as client:
         return [*check_store(client)]
-
-
-class Overwriting(MemoryBlob):
-    """A store that says that it has stored what it should have refused."""
-
-    def create(self, key: str, value: bytes) -> bool:
-        self.set(key, value)
-        return True
 
 
 class ReadOnly(MemoryBlob):

@@ -99,6 +99,7 @@ class VariableOperator(Operator):
         self.out = (np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]) if parts else None
 
     def find_next_iteration(self, level: int) -> int | None:
+        """Return the next iteration with updates at a nesting level, or None."""
         if self._stash.is_empty:
             return None
         return self._stash.find_least(self.make_ready_test(level), len(self._schema) + self.outer + level)
@@ -179,6 +180,7 @@ class Loop(Operator):
         return self.find_next_iteration(len(self.rounds))
 
     def find_next_iteration(self, level: int) -> int | None:
+        """Return the next iteration with work at a nesting level, or None."""
         least = None
         for operator in self.operators:
             round_ = operator.find_next_iteration(level)

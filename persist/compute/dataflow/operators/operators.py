@@ -144,7 +144,7 @@ class Operator:
         return self.frontier.time if self.outer == 1 else None
 
     def find_next_iteration(self, level: int) -> int | None:
-        """Return the next iteration with work in the scope at a level; None without work."""
+        """Return the next iteration with work at a nesting level, or None."""
         return None
 
     def list_words_in_use(self) -> list[tuple[Ints, pa.Schema]]:
@@ -251,6 +251,7 @@ class StashingOperator(Operator):
         return batch if batch.shape[1] else None
 
     def find_next_iteration(self, level: int) -> int | None:
+        """Return the next iteration with updates at a nesting level, or None."""
         if self.stash.is_empty:
             return None
         return self.stash.find_least(self.make_ready_test(level), self.layout.words + self.outer + level)

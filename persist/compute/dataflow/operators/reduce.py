@@ -403,6 +403,7 @@ class PartialReduce(ReduceOperator):
         self._pending = Stash(axis, slice(self.keys, self.keys + self.dimensions))
 
     def find_next_iteration(self, level: int) -> int | None:
+        """Return the next iteration with updates at a nesting level, or None."""
         if self._pending.is_empty:
             return None
         return self._pending.find_least(self.make_ready_test(level), self.keys + self.outer + level)

@@ -110,7 +110,7 @@ class KeptLinear(Operator):
         if self._restored is not None:
             assert self._after is not None
             results.append(_select_results(self._restored, self._after))
-            changes.append(_apply_due(self._restored))
+            changes.append(_make_due_changes(self._restored))
             self._restored = None
         if arrived is not None and arrived.shape[1]:
             updates, origins = self._shape(arrived)
@@ -144,17 +144,20 @@ def _select_results(kept: Ints, at: int) -> Ints:
 
 
 def _find_kept_changes(updates: Ints, taken: Ints) -> list[Ints]:
-    """Return what an operator's output changes in its hidden collection, now and later."""
+    """Return how an operator's output changes its hidden collection, now and later."""
     changes = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
     changes[:-3], changes[-1] = updates[:-2], updates[-1]
     changes[-2] = taken
     changes[-3] = np.where(updates[-2] > taken, updates[-2], NULL)
     due = np.concatenate((changes[:-2], changes[-1:]))
-    return [changes, _apply_due(due)]
+    return [changes, _make_due_changes(due)]
 
 
-def _apply_due(kept: Ints) -> Ints:
-    """Return the later changes of a hidden collection: future records whose time comes."""
+def _make_due_changes(kept: Ints) -> Ints:
+    """Return changes that make waiting records count at their due times.
+
+    A hidden collection stores a record with its due time, and from that time on with NULL instead.
+    """
     due = kept[:, kept[-2] != NULL]
     changes = np.empty((len(due) + 1, 2 * due.shape[1]), np.int64)
     changes[:-3] = np.tile(due[:-2], 2)
@@ -290,9 +293,8 @@ class Output:
                     f"it was sealed to {self.began_at} before this program was opened, and what it holds as of "
                     f"{self.began_at - 1} differs from what this program gives, for example by "
                     f"{self.to_table(missing[:, :1]).drop_columns(['_time']).to_pylist()[0]}. If the program has "
-                    "inputs "
-                    "in memory, insert all their updates again, from the first one on. If the program has changed, "
-                    "or its sources are not what they were, open it with replace=True",
+                    "inputs in memory, insert all their updates again, from the first one on. If the program or "
+                    "its sources have changed, open it with replace=True",
                 )
         self.compares = False
         self._before = []
