@@ -384,6 +384,8 @@ def merge_operations(
                 change = changes.get(step.collection)
                 if change is None:
                     change = changes[step.collection] = Change(step.collection)
+                elif isinstance(step, kinds.Destroy):  # Collections are dropped in the order of the steps.
+                    changes[step.collection] = changes.pop(step.collection)
                 change.add(step, times)
     return grants, changes, other_steps
 

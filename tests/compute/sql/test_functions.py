@@ -237,7 +237,7 @@ def test_a_text_of_more_than_16_mebibytes_names_the_row(tmp_path: Path) -> None:
         t = client.create_or_load("t", key={"id": pa.int64()}, value={"n": pa.int64()})
         t.write([(1, 1), (2, None), (3, 20_000_000), (4, 0)], time=1, seal=2).result()
         view = client.create_view("v", "SELECT id, left(made, 5) AS x FROM (SELECT id, repeat('x', n) AS made FROM t)")
-        with pytest.raises(persist.PersistError, match=r"id=3.*no more than 16,777,216"):
+        with pytest.raises(persist.PersistError, match=r"id=3.*at most 16,777,216"):
             view.refresh()
 
 

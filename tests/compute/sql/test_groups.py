@@ -205,6 +205,14 @@ QUERIES = (
 )
 
 
+def test_a_view_whose_groups_read_others_gets_a_query_without_them(client: persist.Client) -> None:
+    client.create_view("v", QUERIES[5], indexes="auto").refresh()
+    client.view("v").redefine(QUERIES[4])
+    write(client, 1, ("a", 1, 1), ("a", 2, 1))
+    client.view("v").refresh()
+    assert rows(client.view("v")) == computed(client, QUERIES[4])
+
+
 @pytest.mark.thorough(except_every=12)
 @pytest.mark.parametrize("seed", range(12))
 def test_views_that_get_one_query_after_the_other_hold_what_each_gives_from_then_on(

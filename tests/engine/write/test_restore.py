@@ -63,7 +63,7 @@ def test_a_view_is_not_restored(client: persist.Client) -> None:
     client.create_or_load("orders", **ORDERS).write([(1, 9.5)], time=0, seal=1).result()
     view = client.create_view("totals", "SELECT id, sum(amount) AS total FROM orders GROUP BY id")
     view.refresh()
-    with pytest.raises(persist.InvalidUsage, match=r"'totals' is a view.*Restore these, and refresh it"):
+    with pytest.raises(persist.InvalidUsage, match=r"'totals' is a view.*Restore its inputs, and refresh it"):
         client.load("totals").restore(0)
 
 

@@ -354,7 +354,8 @@ class Expectations(Answering):
         if feed.first is not None:
             time = feed.first
             snapshot = {(k, v, time): n for (k, v), n in contents.as_of(time).items()}
-            expected.check = lambda found: progress_difference(found, snapshot, time + 1)
+            upper = EMPTY if time == TIME_MAX else time + 1
+            expected.check = lambda found: progress_difference(found, snapshot, upper)
             return
         if feed.lower >= EMPTY or not self._expect_alive(feed.collection, view, expected):
             return

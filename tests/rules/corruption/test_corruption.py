@@ -212,7 +212,7 @@ def test_a_pointer_accepts_no_other_blob_of_its_kind(folder: str) -> None:
     for key in own:
         if key not in POINTERS:
             continue  # A state object of a checkpoint that was never made.
-        for other in [ONE[k] for k in own if k != key] + [OTHER[k] for k in others]:
+        for other in {*(ONE[k] for k in own), *(OTHER[k] for k in others)} - {ONE[key]}:
             with pytest.raises(CorruptBlob) as caught:
                 reader_of(key)(other)
             assert caught.value.key == key
