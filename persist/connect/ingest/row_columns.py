@@ -70,7 +70,10 @@ class RowColumns:
         return {} if self.mark is None else {self.mark: MARKS[self.mark]}
 
     def list_required_names(self, *, is_deletion: bool = False) -> Collection[str]:
-        """Return the columns that a file or line must have; a deletion needs no values."""
+        """Return the columns that a file or line must have.
+
+        An event that deletes needs only the key and the column of times.
+        """
         if self.may_lack_values or (is_deletion and self.mark == DELETED):
             return [name for name in self.types if name in (*self.schema.key_names, self.time_column)]
         return self.types
