@@ -117,24 +117,6 @@ def test_completion_can_be_installed() -> None:
     assert "complete" in done.stdout
 
 
-@pytest.mark.thorough(except_every=3)
-@pytest.mark.parametrize("module", ["typer", "persist.api.client"])
-def test_ctrl_c_while_modules_are_loaded_ends_it_without_a_traceback(module: str, tmp_path: Path) -> None:
-    code = f"""if True:
-        import os, signal, sys
-        class Interrupter:
-            def find_spec(self, name, path=None, target=None):
-                if name == {module!r}:
-                    os.kill(os.getpid(), signal.SIGINT)
-        sys.meta_path.insert(0, Interrupter())
-        from persist.tools.cli import entry
-        entry()
-    """
-    done = subprocess.run([sys.executable, "-c", code, "ls", str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode in (-signal.SIGINT, 130)
-    assert done.stderr in ("", "persist: interrupted\n")
-
-
 def test_a_process_that_was_told_not_to_heed_ctrl_c_does_not(tmp_path: Path) -> None:
     code = """if True:
         import os, signal, sys
