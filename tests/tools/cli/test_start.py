@@ -110,6 +110,13 @@ def test_ctrl_c_while_modules_are_loaded_ends_it_without_a_traceback(module: str
     assert done.stderr in ("", "persist: interrupted\n")
 
 
+def test_completion_can_be_installed() -> None:
+    command = [sys.executable, "-m", "persist", "--show-completion", "bash"]
+    environment = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert "complete" in done.stdout
+
+
 def test_a_process_that_was_told_not_to_heed_ctrl_c_does_not(tmp_path: Path) -> None:
     code = """if True:
         import os, signal, sys
