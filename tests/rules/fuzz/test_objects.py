@@ -246,7 +246,7 @@ BOMBS = {
     ),
     "what is unused": with_mutation(b"replace", b'"unused":[%b""]' % (b'"x",' * N)),
     "what was removed": with_mutation(b"replace", b'"removed_runs":[%b1]' % (b"257," * N)),
-    "numbers": RECORD % (b'"mutations":[{"kind":"collected","seqnos":[%b1]}]' % (b"257," * N)),
+    "dropped blobs": RECORD % (b'"mutations":[{"kind":"collected","dropped":[%b["x",1]]}]' % (b'["x",1],' * N)),
     "empty mutations": RECORD % (b'"mutations":[%b]' % b",".join([b'{"kind":"close_writer"}'] * (N // 10))),
     "wide text": RECORD % (b'"mutations":[],"writer":"%b\xf0\x9f\x98\x80"' % (b"x" * 3 * N)),
     "nesting": RECORD % (b'"mutations":%b%b' % (b"[" * N, b"]" * N)),
