@@ -75,15 +75,15 @@ def test_every_block_prints_what_stands_below_it(page: str, tmp_path: Path, monk
 def check_page(page: str) -> None:
     """Run the blocks of a page, in the present folder, from top to bottom; compare what they print."""
     names: dict[str, object] = {"__name__": "page"}
+    clients: dict[int, persist.Client] = {}  # A page may give a name to another client, and never close the first one.
     try:
-        check_blocks(page, names)
+        check_blocks(page, names, clients)
     finally:
-        for client in names.values():
-            if isinstance(client, persist.Client):
-                client.close()
+        for client in clients.values():
+            client.close()
 
 
-def check_blocks(page: str, names: dict[str, object]) -> None:
+def check_blocks(page: str, names: dict[str, object], clients: dict[int, persist.Client]) -> None:
     """Run the blocks of a page in one namespace; compare what they print."""
     printed: list[str] = []
     blocks = BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
@@ -92,6 +92,7 @@ def check_blocks(page: str, names: dict[str, object]) -> None:
         if kind == "python":
             assert not printed, f"nothing says what this prints: {printed}"
             printed = ran(kind, block, names)
+            clients |= {id(value): value for value in names.values() if isinstance(value, persist.Client)}
         elif kind == "text":
             assert matches(block.splitlines(), printed), "\n".join(["printed:", *printed, "expected:", block])
             printed = []
