@@ -10,13 +10,15 @@ module does by a `pytestmark`:
     @pytest.mark.thorough(except_every=7)     # all of its cases but the 1st, 8th, 15th …
 
 `pytest --thorough 0` runs what `scripts/test` runs. With a greater SHARE it runs the whole first tier, and this share
-of the second. The test's name alone decides whether it is in the share, so a share is the same on each machine and
-every day, and a larger share holds a smaller one. Only the whole, which is share 1, holds tests of the second tier that
+of the second. The test's name and the seed `PERSIST_TEST_SEED` decide whether it is in the share, so a share is the
+same on each machine and every day, and a larger share holds a smaller one. CI takes the commit as the seed: each commit
+runs another tenth, so no failure hides for ever. Only the whole, which is share 1, holds tests of the second tier that
 are marked as `costly`. Pytest without this option runs everything that it is given. Unless everything is run,
 Hypothesis makes a tenth of the examples that a property asks for by `examples(n)`, and makes the same ones each time.
 """
 
 import hashlib
+import os
 from collections import Counter
 from functools import cache
 
@@ -26,6 +28,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.paths import CI_ONLY
 
 IS_THOROUGH = pytest.StashKey[bool]()  # Of a test: whether it is of the second tier.
+SEED = os.environ.get("PERSIST_TEST_SEED", "")
 THOROUGH, QUICK = 100, 10  # Examples of a property that does not say how many it wants.
 
 # How fast examples are made says something about the machine, not about the code.
@@ -63,7 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     share = config.getoption("thorough")
-    return "tier: everything" if share == 1 else f"tier: the first, and {share:.0%} of the second"
+    seed = f", PERSIST_TEST_SEED={SEED}" if SEED else ""
+    return "tier: everything" if share == 1 else f"tier: the first, and {share:.0%} of the second{seed}"
 
 
 @cache
@@ -104,4 +108,4 @@ def _is_marked(marks: list[pytest.Mark], case: int) -> bool:
 
 def is_in(share: float, name: str) -> bool:
     """Return whether the test of that name is in a share of all tests."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) < share * 2**64
+    return int.from_bytes(hashlib.sha256(f"{SEED}{name}".encode()).digest()[:8]) < share * 2**64
