@@ -117,7 +117,7 @@ def test_rows_that_do_not_fit_are_refused_by_tasks_or_commit(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mode": "replace"}, "mode='replace' is not a mode of writing"),
+        ({"mode": "replace"}, "mode='replace' is not a way to write"),
         ({"time": "noon"}, "time='noon' is not a column of the rows"),
         ({"time": 13, "partitions": 0}, "partitions=0 is not a whole number from 1"),
         ({"time": 13, "token": ""}, "token='' is not a text"),
