@@ -152,7 +152,7 @@ def test_no_python_runs_where_there_is_a_tail(spark: SparkSession, tmp_path: Pat
         frame = here.snapshot("rows")
         plan = _executed(frame)
         assert ("isamong" if JAR.exists() else "BroadcastHashJoin") in plan
-        assert "LeftAnti" in plan
+        assert JAR.exists() or "LeftAnti" in plan
         assert "Python" not in plan
         assert "MapInArrow" not in plan
         assert "FileScan parquet" in plan
