@@ -137,7 +137,7 @@ def test_a_cluster_writes_reads_and_compacts_as_one_process_does(
         way = "Spark's own scan" if "://" not in place[0] else "the data source: the JVM cannot read"
         assert way in driver.call("route", **arguments(place))
     [[count]] = driver.call("query", **arguments(place), sql="SELECT count(v) FROM {c}")
-    assert count == len(before["diff"])
+    assert count == len(before["rows"])
     check_clean(place)
 
 
