@@ -57,7 +57,7 @@ def test_each_function_says_which_python_workers_run_and_what_to_set(tmp_path: P
         f"Spark's workers run {other} (which has no persist, and the driver has {persist.__version__}): set "
         f"PYSPARK_PYTHON={sys.executable}, or where workers have this library, before the session is made."
     )
-    assert done.stdout.splitlines() == [told] * 7, done.stderr[-3000:]
+    assert done.stdout.splitlines() == [told] * 6, done.stderr[-3000:]
 
 
 def test_a_worker_of_another_version_is_told_by_its_version(

@@ -82,7 +82,7 @@ def test_a_deletion_that_does_not_fit_is_refused(spark: SparkSession, location: 
             persist.spark.delete(spark, location, "orders", what, **options)
     with persist.open(location) as client:
         client.load("orders").write([((9, ("late", 1.0)), 30, 1)], token="late").result()
-    with pytest.raises(persist.errors.UpdatesBeyondUpper, match=r"1 update at time 30 .*token 'late'"):
+    with pytest.raises(persist.errors.UpdatesBeyondUpper, match="1 update at time 30 beyond upper"):
         persist.spark.delete(spark, location, "orders", "id = 1")
     assert contents(location) == before
 
