@@ -215,7 +215,7 @@ def test_a_backup_asks_for_what_is_new_and_has_what_the_location_needs(
     monkeypatch.setattr("persist.engine.follow.directory.INLINE_BYTES_MAX", 0)
     monkeypatch.setattr("persist.engine.follow.directory.WHOLE_BYTES_MAX", 0)
     client, target = place.client, MemoryBlob()
-    a, b = (client.load(name) for name in "ab")
+    b, a = sorted((client.load(name) for name in "ab"), key=lambda one: one.id)  # Folders are looked at in this order.
 
     def fold() -> None:
         a.allow_compaction((a.upper.time or 0) - 1).result()
@@ -237,7 +237,7 @@ def test_a_backup_asks_for_what_is_new_and_has_what_the_location_needs(
         ),
         ([], "1 get list", f"2 get list, {listed.format(1)}"),
         (
-            [lambda: place.write("a")],
+            [lambda: place.write(a.name)],
             "2 get list, 1 get state",
             f"1 create list, 3 get list, 1 get state, {listed.format(2)}",
         ),
@@ -249,7 +249,7 @@ def test_a_backup_asks_for_what_is_new_and_has_what_the_location_needs(
             f"2 get list, 1 get part, 2 get state, {listed.format(2)}",
         ),
         (
-            [lambda: client.clone("a", "copy"), store],
+            [lambda: client.clone(a.name, "copy"), store],
             "3 get list",
             f"1 create list, 3 get list, 1 get state, {listed.format(2)}",
         ),
@@ -261,7 +261,7 @@ def test_a_backup_asks_for_what_is_new_and_has_what_the_location_needs(
         ),
         ([lambda: client.drop("copy").result()], "", f"1 delete part, 1 get state, {listed.format(1)}"),
         (
-            [lambda: client.clone("a", "again"), replace_rows, fold, store],
+            [lambda: client.clone(a.name, "again"), replace_rows, fold, store],
             "4 get list, 1 get part, 2 get state",
             "3 create list, 1 create part, 1 create state, 1 delete state, "
             f"4 get list, 1 get part, 2 get state, {listed.format(3)}",
@@ -292,7 +292,7 @@ def test_a_backup_asks_for_what_is_new_and_has_what_the_location_needs(
     client.gc()
     floor = min(records(place.blob))
     assert floor > min(records(target))
-    place.write("b")
+    place.write(b.name)
     back_up(place, target)
     assert records(target) == records(place.blob)
     assert {key.partition("/")[0] for key in sizes(target).keys() - sizes(place.blob).keys()} == {"part"}
