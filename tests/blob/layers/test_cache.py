@@ -26,7 +26,7 @@ from persist.core.log.keys import is_immutable
 from tests.support.clocks import ImpatientClock
 from tests.support.forks import forked_python
 from tests.support.paths import ROOT
-from tests.support.stepped import WAIT_S
+from tests.support.stepped import WAIT_S, wait_until
 
 KEY = "part/c/00000000000000000001-0123456789abcdef0123456789abcdef.parquet"
 
@@ -222,8 +222,13 @@ def waiting(cached: CachedBlob, others: int, gate: Gate, pool: ThreadPoolExecuto
     reads = [pool.submit(cached.get, KEY)]
     assert gate.arrived.acquire(timeout=WAIT_S)
     reads += [pool.submit(cached.get, KEY) for _ in range(others)]
-    time.sleep(0.05)  # Nothing tells from outside that they wait; if they do not yet, they find the value kept.
+    wait_for_readers(cached, others)
     return reads
+
+
+def wait_for_readers(cached: CachedBlob, count: int) -> None:
+    """Return when that many threads wait for the fetch of another one."""
+    wait_until(lambda: len(cached._fetches[KEY]._condition._waiters) == count)  # type: ignore[attr-defined]
 
 
 def test_threads_that_want_a_key_at_the_same_time_share_one_fetch() -> None:
@@ -246,7 +251,7 @@ def test_a_shared_fetch_that_found_nothing_is_not_the_answer_for_the_others() ->
         assert store.arrived.acquire(timeout=WAIT_S)
         store.set(KEY, b"value")  # By another client.
         second = pool.submit(cached.get, KEY)
-        time.sleep(0.05)
+        wait_for_readers(cached, 1)
         store.let.release(2)
         assert (first.result(WAIT_S), second.result(WAIT_S)) == (None, b"value")
 
