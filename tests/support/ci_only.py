@@ -2,7 +2,7 @@
 
 `scripts/test` should take four minutes on a laptop. A tenth of the cases of the first tier take two thirds of its
 processor time, and most of them run only lines of the product that cheaper tests run, too. `ci_only.txt` names these:
-a case, a test with all its cases, or a module in each line. `tests.support.tiers` reads it.
+a case, or a test with all its cases, in each line. `tests.support.tiers` reads it.
 
     pip install coverage
     pytest -p tests.support.ci_only --lines-to LINES --costs-to COSTS --thorough 0.001 tests
@@ -22,7 +22,6 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -104,16 +103,10 @@ def group_by_module(tests: Iterable[str]) -> dict[str, list[str]]:
 
 
 def shorten(chosen: set[str], tests: Iterable[str]) -> list[str]:
-    """Return names for the chosen tests: one for a module or a test with cases, if all of them are chosen."""
-    of_module, of_function = group_by_module(tests), defaultdict(set)
-    for test in chain(*of_module.values()):
-        of_function[test.partition("[")[0]].add(test)
-    names: set[str] = set()
-    for test in chosen:
-        module, function = test.partition("::")[0], test.partition("[")[0]
-        is_whole_module = chosen.issuperset(of_module[module])
-        names.add(module if is_whole_module else function if of_function[function] <= chosen else test)
-    return sorted(names)
+    """Return names for the chosen tests: one for a test with cases, if all of them are chosen."""
+    kept = {test.partition("[")[0] for test in tests if test not in chosen}
+    functions = {test: test.partition("[")[0] for test in chosen}
+    return sorted({test if function in kept else function for test, function in functions.items()})
 
 
 def read_lines(files: Iterable[Path]) -> dict[str, set[Line]]:

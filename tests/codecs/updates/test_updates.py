@@ -266,7 +266,7 @@ def test_a_column_of_another_family_is_a_schema_mismatch(source: pa.DataType, ta
     ],
     ids=str,
 )
-def test_a_value_that_would_change_names_its_row(source: Any, values: Any, target: Any, shown: str) -> None:
+def test_rule_25_a_value_that_would_change_names_its_row(source: Any, values: Any, target: Any, shown: str) -> None:
     with pytest.raises(InvalidUpdate) as caught:
         to_updates(_table(source, values), _one(target))
     for part in ("update 1 has", shown, "column 'x'", f"the collection stores {target}"):
