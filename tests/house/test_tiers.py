@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ci_only import WORTH, choose
+from tests.support.ci_only import ALWAYS, WORTH, choose
 from tests.support.paths import ROOT
 from tests.support.tiers import is_in, read_ci_only
 
@@ -95,6 +95,7 @@ def test_each_test_that_only_ci_runs_exists() -> None:
     for name in read_ci_only():
         module, _, test = name.partition("::")
         assert f"def {test.partition('[')[0]}(" in (ROOT / module).read_text(), name
+        assert not any(part in name for part in ALWAYS), name
 
 
 def test_a_script_runs_each_module_with_tests_of_what_is_outside() -> None:

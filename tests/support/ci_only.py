@@ -12,7 +12,7 @@ The second command notes the costs and the lines of each test; several processes
 third one writes `ci_only.txt`. It keeps all cheap tests, and then takes the dear test with the most new lines for its
 cost, until none has `WORTH` new lines for each second. Lines that run in the workers of Spark are not seen. So Spark's
 modules keep their cheap tests, and each of them its cheapest test if that is not too dear. Tests that are named after a
-rule stay, and so do the proofs.
+rule stay, and so do the proofs, models, and tests whether values are lost or doubled.
 """
 
 import argparse
@@ -31,7 +31,14 @@ from tests.support.paths import CI_ONLY, ROOT
 CHEAP_S = 0.08
 CHEAP_SPARK_S, DEAR_SPARK_S = 0.5, 3.0
 WORTH = 20.0  # New lines for each second of processor time.
-ALWAYS = ("::test_rule_", "tests/proofs/", "tests/rules/test_rule_list.py")  # Parts of the names of tests that stay.
+# Parts of the names of tests that stay: of rules, proofs and models, and of values that may be lost or doubled.
+ALWAYS = (
+    *("::test_rule_", "tests/proofs/", "tests/rules/test_rule_list.py", "_model", "nothing_is_lost", "lose_nothing"),
+    *("loses_a_", "nothing_back", "it_twice", "nothing_twice", "does_not_hide", "not_taken_for", "keeps_its_parts"),
+    *("leaves_all_or_nothing", "not_deleted", "truncated_slot", "happens_once", "happen_once", "are_one_write"),
+    *("not_acknowledged", "no_part_with_a", "name_is_kept", "tokens_survive", "tombstone_stays"),
+    "whatever_was_compacted",
+)
 
 Line = tuple[str, int]
 
