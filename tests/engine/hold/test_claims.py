@@ -100,7 +100,7 @@ def test_a_hold_moves_back_at_once_for_an_earlier_claim_and_ahead_when_asked(blo
         ):
             seqno = client.seqno
             if name not in claims:
-                claims[name] = leases.claim(c.id, c.name, time)
+                claims[name] = leases.claim(c.id, c.name, time or 0)
             else:
                 claims[name].release() if time is None else claims[name].move(time)
                 settle()
