@@ -8,10 +8,11 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,10 +30,11 @@ from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
 from persist.core.settings import Tuning
 from persist.core.state_rules.contents import CollectionState
-from persist.engine.compact import choose_next_work
+from persist.engine.compact import MadeRun, choose_next_work
+from persist.engine.compact.compactor import _Attempt
 from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import DatedBlob, ImpatientClock
-from tests.support.keyframes import snapshots
+from tests.support.keyframes import contents_of, part_of, snapshots
 from tests.support.parts import commit_parts
 from tests.support.stepped import WAIT_S
 from tests.support.tuned import tuned
@@ -80,6 +82,16 @@ def rows_at(rows: int, at: int, start: int = 0, diff: int = 1, value: str = "x")
 
 def is_clean(client: persist.Client) -> bool:
     return client.fsck().is_clean
+
+
+def report_of(read: Sequence[Part], written: Sequence[Part], **done: Any) -> persist.CompactionReport:
+    """Return the report of work that has read and written these parts."""
+    counts = {
+        f"{what}_{did}": sum(1 if what == "parts" else getattr(part, what) for part in parts)
+        for did, parts in (("read", read), ("written", written))
+        for what in ("parts", "rows", "bytes")
+    }
+    return persist.CompactionReport(**counts, **done)
 
 
 class Oracle:
@@ -195,7 +207,16 @@ def test_a_large_part_is_cut_between_the_keys_that_change_and_those_that_do_not(
         def changed(at: int, start: int, old: str, new: str) -> persist.CompactionReport:
             rows = pa.concat_tables([rows_at(5, at, start, -1, old), rows_at(5, at, start, 1, new)])
             c.write(rows, seal=at + 1).result()
-            return c.compact()
+            before, report = state(client, c), c.compact()
+            after = state(client, c)
+            base = {*before.keyframes[-1].parts} if before.keyframes else set()
+            kept = base & {*after.keyframes[-1].parts}
+            small = [part for part in before.history_parts if part.inline]  # It is read once more, out of the log.
+            read = [*small, *(small if base else before.history_parts), *before.list_parts(base - kept)]
+            new_parts = after.list_parts(after.numbered.keys() - before.numbered.keys())
+            counts = {"parts_shared": len(kept), "keyframes_dropped": len(before.keyframes) + 1 - len(after.keyframes)}
+            assert report == report_of(read, new_parts, keyframes=(at,), runs_merged=1, **counts)
+            return report
 
         def parts() -> list[Part]:
             contents = state(client, c)
@@ -224,6 +245,39 @@ def test_a_large_part_is_cut_between_the_keys_that_change_and_those_that_do_not(
         assert is_clean(client)
 
 
+def test_a_report_is_a_sentence_and_reports_add_up() -> None:
+    one = persist.CompactionReport((3, 7), 2, 1, 1, 4, 50, 6000, 2, 40, 5000, 1, 1)
+    assert str(one) == (
+        "keyframe as of 3, keyframe as of 7, history up to 2 forgotten, 1 run merged, 1 keyframe dropped, 1 part "
+        "shared, 1 time another compaction was faster, read 4 parts (6,000 bytes), wrote 2 parts (5,000 bytes)"
+    )
+    least = persist.CompactionReport(forgotten=0)
+    assert str(least) == "history up to 0 forgotten, read 0 parts (0 bytes), wrote 0 parts (0 bytes)"
+    assert str(persist.CompactionReport()) == "nothing to do"
+    both = persist.CompactionReport((3, 7, 3, 7), 2, 2, 2, 8, 100, 12_000, 4, 80, 10_000, 2, 2)
+    assert (one + one, one + least, least + persist.CompactionReport()) == (both, one, least)
+
+
+def test_parts_without_a_key_in_common_stay_if_they_are_large_enough() -> None:
+    def kept(*parts: Part) -> Any:
+        contents = contents_of(*parts)
+        return client.engine.writer("a test").compactor._select_disjoint_parts(contents, [*contents.numbered])
+
+    with opened(MemoryBlob(), tuning=Tuning(part_bytes=8000)) as client:
+        first, second = part_of(100, 0, 0, keys=(0, 9)), part_of(100, 0, 0, keys=(10, 19))
+        assert (kept(first, second), kept(second, first)) == ((0, 1), (1, 0))
+        assert kept(first, part_of(100, 0, 0, keys=(9, 19))) is kept(first, part_of(99, 0, 0, keys=(10, 19))) is None
+        unknown = msgspec.structs.replace(second, keys_json=msgspec.Raw(b"null"))
+        assert kept(first, unknown) is kept(first, msgspec.structs.replace(second, blob="", inline=b"rows")) is None
+        attempt = _Attempt(contents_of(first, second))
+        attempt.parts = [third := part_of(7, 0, 0, keys=(20, 29)), fourth := part_of(8, 0, 0, keys=(29, 30))]
+        assert attempt.list_part_numbers(MadeRun((1, fourth, third), 0)) == (1, -2, -1)
+        attempt.check((0, 1, -1), 207)
+        for run, diffs in (((0, 1, -1), 206), ((1, 0), 200), ((-1, -2), 15)):
+            with pytest.raises(AssertionError, match=r"sum to 207, and those of its sources to 206$|overlap in key"):
+                attempt.check(run, diffs)
+
+
 def test_small_writes_leave_the_log_when_they_reach_the_cap() -> None:
     policy = Tuning(inline_runs=4)
     with opened(MemoryBlob(), tuning=policy) as client:
@@ -231,10 +285,9 @@ def test_small_writes_leave_the_log_when_they_reach_the_cap() -> None:
         for at in range(4):
             assert choose_next_work(state(client, c), policy) is None
             c.write(rows_at(2, at), seal=at + 1).result()
-        report = c.compact(only_due=True)
-        assert report.runs_merged == 4
-        assert "4 runs merged" in str(report)
+        before, report = state(client, c).parts, c.compact(only_due=True)
         contents = state(client, c)
+        assert report == report_of(before, contents.parts, runs_merged=4)
         assert contents.inline_bytes == 0
         assert [part.rows for part in contents.parts] == [8]
         assert c.compact(only_due=True) == persist.CompactionReport()
@@ -255,7 +308,6 @@ def test_a_new_keyframe_shares_the_parts_whose_keys_did_not_change() -> None:
         report = c.compact()
         second = state(client, c).keyframes[-1]
         assert report.parts_shared == len(first.parts) - 1 == len(set(first.parts) & set(second.parts))
-        assert f"{report.parts_shared} parts shared" in str(report)
         found = c.snapshot(3).to_arrow().sort_by("k")
         letters = "y" + "".join("z" if edge <= k < edge + 5 else "x" for k in range(1, 60_000))
         assert found["v"].to_pylist() == [text(letter, k) for k, letter in enumerate(letters)]

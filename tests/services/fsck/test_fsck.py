@@ -414,10 +414,12 @@ def test_missing_records_are_found_wherever_they_are(dated: DatedBlob) -> None:
             dated.delete(make_record_key(seqno))
         problem, *others = fsck(dated).problems
         assert (problem.kind, problem.blob) == ("missing", make_record_key(gone[0]))
-        beyond = [("beyond", make_checkpoint_key(newest_checkpoint))] if gone[-1] == last else []
-        assert [(other.kind, other.blob) for other in others] == beyond
+        stray = f"the log ends at seqno {gone[0] - 1}, and this checkpoint was made after records that it does not have"
+        beyond = [("beyond", make_checkpoint_key(newest_checkpoint), stray)] if gone[-1] == last else []
+        assert [(other.kind, other.blob, other.what) for other in others] == beyond
         known = [seqno for seqno in gone if seqno <= newest_checkpoint or gone[-1] < last]
-        assert f"the {len(known)} records of seqnos {known[0]} to {known[-1]} are missing" in problem.what
+        said = f"the {len(known)} records of seqnos {known[0]} to {known[-1]} are missing, and "
+        assert problem.what == said + ("a checkpoint is later" if beyond else "there are later ones")
         for seqno, data in before.items():
             dated.set(make_record_key(seqno), data)
     assert fsck(dated).is_clean
@@ -674,11 +676,26 @@ def test_a_record_that_breaks_a_rule_is_found(dated: DatedBlob) -> None:
     key = append_record(dated, record_kinds.Append(handle.id, (late,)))
     [problem] = fsck(dated).problems
     assert (problem.kind, problem.blob) == ("rule", key)
+    assert problem.what.startswith("it breaks a rule of the log: ")
     assert "upper" in problem.what
     dated.delete(key)
+    own = Follower(dated, ImpatientClock()).state.location
     append_record(dated, location="0" * 32)
-    [problem] = fsck(dated).problems
-    assert (problem.kind, problem.blob) == ("rule", key)
+    what = f"it breaks a rule of the log: it belongs to location {'0' * 32}, and this is {own}"
+    assert [(each.kind, each.blob, each.what) for each in fsck(dated).problems] == [("rule", key, what)]
+
+
+def test_parts_that_only_a_state_that_cannot_be_read_names_are_examined(dated: DatedBlob) -> None:
+    busy(dated, 20)
+    checkpoint = newest(dated)
+    [base] = [each.base.blob for each in checkpoint.collections if each.name == "b" and each.base is not None]
+    gap, part = make_record_key(checkpoint.seqno - 1), keys(dated, base.replace("state", "part")[:37])[0]
+    dated.delete(gap)
+    for key in (base, part):
+        flip(dated, key, "")
+    assert {(each.kind, each.blob, each.collection) for each in fsck(dated).problems} == {
+        ("damaged", base, "b"), ("missing", gap, None), ("damaged", part, "b"),
+    }  # fmt: skip
 
 
 @pytest.mark.thorough(except_every=2)
@@ -809,16 +826,23 @@ def test_a_repair_deletes_the_leaks_it_said_it_would_and_nothing_else(dated: Dat
     rows_before = contents_of(dated)
     report = fsck(dated)
     assert report.is_clean, str(report)
-    assert {found.blob: found.kind for found in report.unreferenced} == {
-        key: kind.removesuffix(", stays") for key, kind in leaks.items()
+    entries = {entry.key: entry for entry in dated.list("")}
+    assert {found.blob: (found.kind, found.bytes) for found in report.unreferenced} == {
+        key: (kind.removesuffix(", stays"), entries[key].bytes) for key, kind in leaks.items()
     }
+    now_s = dated.clock.wall_ms() / 1000
+    assert all(found.age_s == pytest.approx(now_s - entries[found.blob].modified_s) for found in report.unreferenced)
     assert report.repairs_planned == ()
     before = everything(dated)
     dry = fsck(dated, repair=True, dry_run=True)
     assert everything(dated) == before, "a dry run changes nothing"
     assert dry.repairs_done == ()
-    deleted = {repair.blob for repair in dry.repairs_planned if repair.action == "delete"}
-    assert deleted == {key for key, kind in leaks.items() if not kind.endswith("stays")}
+    at = report.seqno + 2
+    assert [(repair.action, repair.blob) for repair in dry.repairs_planned] == [
+        *(("replace", "gc/clock"), ("commit", make_record_key(at - 1)), ("commit", make_record_key(at))),
+        ("create", make_checkpoint_key(at)),
+        *(("delete", key) for key in sorted(key for key, kind in leaks.items() if not kind.endswith("stays"))),
+    ]
     if through == "client":
         with opened(dated) as client:
             real = client.fsck(repair=True)
@@ -909,6 +933,14 @@ def test_bad_checkpoints_are_made_again_from_the_log(dated: DatedBlob, breaks: C
     assert all("run with repair" in problem.advice for problem in dry.problems), str(dry)
     real = fsck(dated, repair=True)
     assert real.repairs_done == real.repairs_planned == dry.repairs_planned != ()
+    made = f"what the log says up to seqno {dry.seqno}"
+    assert {(step.action == "delete", step.why) for step in dry.repairs_planned} <= {
+        (False, made), (True, "it cannot be used, and a newer or equal one can"),
+    }  # fmt: skip
+    gone = [key for key in broken if key.startswith("checkpoint/") and key != make_checkpoint_key(dry.seqno)]
+    assert [step.blob for step in dry.repairs_planned if step.action == "delete"] == sorted(gone) or breaks in (
+        *(broken_state, missing_state),
+    )
     assert changes(before, everything(dated)) == steps(real.repairs_done)
     touched = {key.split("/")[0] for _, key in changes(before, everything(dated))}
     assert touched <= {"checkpoint", "directory", "state"}
