@@ -108,17 +108,6 @@ def test_what_was_retracted_before_since_is_destroyed_when_it_must_be() -> None:
     )
 
 
-def test_keyframes_together_do_not_name_many_times_the_parts_that_there_are() -> None:
-    shared = row_of_parts()
-    made: dict[str, Any] = {f"as_of{at}": [*shared[:9], part_of(100, 0, 0, keys=(900, 909))] for at in range(1, 60)}
-    history = [part_of(20_000, at, at, negatives=1) for at in range(0, 60, 10)]
-    contents = contents_of(*history, **made, upper=60)
-    work = choose_next_work(contents, Tuning(merge_runs=9))
-    assert isinstance(work, Thin)
-    kept = len(contents.keyframes) - len(work.keyframes)
-    assert kept == NAMES_TIMES * len(contents.numbered) // 10
-
-
 # The rules once more: by looking at everything, over small states in which most numbers are at some boundary.
 
 SMALL = Tuning(keyframe_rows_min=6, merge_runs=2, inline_runs=3, inline_bytes=8, part_bytes=20)
@@ -129,7 +118,8 @@ def random_contents(chance: random.Random) -> CollectionState:
     numbered: dict[int, Part] = {}
 
     def add(part: Part) -> int:
-        return numbered.setdefault(number := len(numbered), part) and number
+        numbered[len(numbered)] = part
+        return len(numbered) - 1
 
     def part(keys: Sequence[int], *times: int, most: int = 9) -> Part:
         negatives, inline = int(chance.random() < 0.3), bytes(chance.randrange(1, 5)) * (chance.random() < 0.3)
@@ -218,12 +208,13 @@ def find_keyframe(
         return sealed
     inside = sum(part.rows for part in history if part.time_min > last and part.time_max <= sealed)
     written = planner.NAME_ROWS * len(base)
+    keys: list[Any] = [[key for [key] in part.keys or []] for part in base]
     for number, part in enumerate(base):
-        lower = -1 if number == 0 else (part.keys or [[0]])[0][0]
-        upper = 99 if number == len(base) - 1 else (base[number + 1].keys or [[0]])[0][0]
-        is_known = all(each.keys for each in base)
-        touches = [not is_known or not p.keys or (p.keys[0][0] < upper and p.keys[-1][0] >= lower) for p in history]
-        written += part.rows * any(touches)
+        lower = [*keys[number][: number > 0], -1][0]
+        upper = [*(keys[number + 1][:1] if number + 1 < len(base) else ()), 99][0]
+        changed: list[Any] = [[key for [key] in each.keys or []] for each in history]
+        is_changed = [not all(keys) or not each or (each[0] < upper and each[-1] >= lower) for each in changed]
+        written += part.rows * any(is_changed)
     return sealed if inside >= max(tuning.keyframe_rows_min, HISTORY_TIMES * written) else None
 
 

@@ -338,7 +338,7 @@ def test_a_report_is_a_table_of_each_kind_and_nothing_where_there_is_none() -> N
     problem = Problem("missing", "part/1", "it is\n gone", "copy it", "c")
     leak = Unreferenced("notes.txt", "foreign", 1234, 5400.0, "see whose it is")
     for changed in ({"problems": (problem,)}, {"unreferenced": (leak,)}, {"checked": {"log": Checked(1, 1)}}):
-        assert not replace(FsckReport("mem"), **changed).is_empty  # type: ignore[arg-type]
+        assert not replace(FsckReport("mem"), **changed).is_empty
     report = FsckReport(
         "mem", (problem,), (leak,), {"log": Checked(1234, 5)}, ("more",), 3, False, (Repair("create", "a", "why"),)
     )

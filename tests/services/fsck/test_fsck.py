@@ -1,6 +1,5 @@
 """Examination of a location: damage is found and named, what is healthy is clean, a repair does as it says."""
 
-import json
 import random
 import shutil
 import threading
@@ -29,13 +28,11 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
 from persist.core.log import kinds as record_kinds
 from persist.core.log import records as commits
-from persist.core.log.fields import Words
 from persist.core.log.framing import FORMAT, encode_framed, store_framed
 from persist.core.log.keys import make_checkpoint_key, make_record_key, parse_checkpoint_seqno, parse_upload_seqno
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, read_record
 from persist.engine.follow.checkpoint import Checkpoint, read_checkpoint, read_newest_checkpoint
-from persist.engine.follow.directory import DirectoryEntry
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.state_objects import StateObject
 from persist.engine.write.part_writer import PartWriter
@@ -619,55 +616,6 @@ def test_parts_of_every_type_keep_the_promises() -> None:
                 assert check_part(data, part, schema)[0] == (), name
 
 
-def test_parts_of_one_run_that_overlap_in_key_are_found() -> None:
-    for second, overlapping in ((rows(50, 50, 1), 0), (rows(49, 50, 1), 1), (rows(10, 5, 1), 1), (rows(0, 200, 1), 1)):
-        for keeps_hints in (True, False):
-            blob = MemoryBlob()
-            parts = crafted_run(blob, [rows(0, 50, 1), second, rows(300, 5, 1)], keeps_hints)
-            problems = fsck(blob).problems
-            assert [problem.kind for problem in problems] == ["overlap"] * overlapping
-            assert all(problem.blob in parts for problem in problems)
-            found = [problem.kind for problem in fsck(blob, deep=False).problems]
-            assert found == (["overlap"] * overlapping if keeps_hints else [])
-
-
-def crafted_run(blob: Blob, tables: list[pa.Table], keeps_hints: bool) -> list[str]:
-    """A location that begins at a checkpoint, whose only collection has tables as parts of one run."""
-    with opened(blob) as client:
-        handle = client.create_or_load("c", key=KEY, value=VALUE)
-        writer = PartWriter(blob, client.engine.follower.find_next_seqno)
-        parts = [
-            part
-            for table in tables
-            for part in writer.upload(handle.id, handle.schema, to_updates(table, handle.schema))
-        ]
-        handle.seal(5).result()
-        state = client.engine.follower.state
-        contents = client.engine.follower.load(handle.id)
-    assert contents is not None
-    assert state.location is not None
-    if not keeps_hints:
-        parts = [
-            msgspec.structs.replace(part, keys_json=msgspec.Raw(b"null"), stats_json=msgspec.Raw(b"{}"))
-            for part in parts
-        ]
-    numbered = dict(enumerate(parts))
-    contents = msgspec.structs.replace(contents, numbered=numbered, next_number=len(parts), history=(tuple(numbered),))
-    base = store_framed(
-        blob, f"state/{handle.id}/{state.seqno:020d}-", StateObject(location=state.location, collection=contents)
-    )
-    control = msgspec.structs.replace(state.control, log_floor=state.seqno)
-    entry = DirectoryEntry(handle.id, "c", base)
-    assert state.commit is not None
-    checkpoint = Checkpoint(
-        location=state.location, seqno=state.seqno, commit=state.commit, control=control, collections=(entry,)
-    )
-    blob.set(make_checkpoint_key(state.seqno), encode_framed(checkpoint))
-    for seqno in range(state.seqno):
-        blob.delete(make_record_key(seqno))
-    return [part.blob for part in parts]
-
-
 def test_a_record_that_breaks_a_rule_is_found(dated: DatedBlob) -> None:
     busy(dated)
     with opened(dated) as client:
@@ -1102,28 +1050,6 @@ def test_a_store_that_does_not_answer_ends_the_examination(dated: DatedBlob) -> 
         fsck(Down(dated.clock))
 
 
-def test_the_table_is_aligned_and_names_each_blob_and_what_to_do(dated: DatedBlob) -> None:
-    busy(dated)
-    parts = keys(dated, "part/")
-    flip(dated, parts[0], "")
-    truncate(dated, make_record_key(3), "")
-    dated.set("stray", b"x")
-    dated.clock.sleep(5400.0)
-    lines = str(fsck(dated)).splitlines()
-    assert "2 problems" in lines[0]
-    start = lines.index("problems")
-    head, one, two = lines[start + 1 : start + 4]
-    for column in ("blob", "collection", "what is wrong", "what to do"):
-        at = head.index(column)
-        assert one[at - 2 : at] == two[at - 2 : at] == "  "
-        assert one[at] != " " or column == "collection"
-    assert make_record_key(3) in one
-    assert parts[0] in two
-    assert "restore it from a copy" in one
-    assert any("stray" in line and "foreign" in line and "1.5 h" in line for line in lines)
-    assert read_record(dated, 2) is not None
-
-
 def quiet_and_busy(dated: DatedBlob, minutes: int) -> str:
     """Leave a collection whose state object is older than most of the log; return its id."""
     with opened(dated) as client:
@@ -1190,26 +1116,3 @@ def test_a_location_whose_log_is_lost_is_a_problem_and_repair_deletes_nothing(
         assert report.problems_left == report.problems
         assert not report.unreferenced, "nobody knows what refers to it"
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_folder_that_is_no_location_is_a_problem(tmp_path: Path) -> None:
-    with persist.open(tmp_path / "shop") as client:
-        client.create_or_load("orders", key={"k": int})
-    (tmp_path / "readme.txt").write_text("mine")
-    (problem,) = persist.fsck(tmp_path, repair=True).problems
-    assert (problem.kind, problem.blob, problem.advice) == ("missing", "log/", "check the path")
-    assert not persist.fsck(tmp_path / "shop").problems
-
-
-def test_what_an_erasure_still_owes_is_said(dated: DatedBlob) -> None:
-    with persist.open(dated, clock=dated.clock) as client:
-        owed = {"at_ms": 0, "views": ["0" * 32], "tables": {"1" * 32: {"delta": {}}}}
-        made = record_kinds.Create("2" * 32, ".owed." + "2" * 32, CollectionSchema.of({"k": int}, None).to_json())
-        said = Words("what an erasure still has to do", {"owed": json.dumps(owed)})
-        client.engine.submit("erase", [made, record_kinds.Describe(made.collection, said)], {}).result()
-        report = client.fsck()
-    assert report.is_clean
-    assert report.unfinished == (
-        "an erasure has still to refresh views (1), publish tables (1): client.maintain() does it, or the next erase()",
-    )
-    assert report.unfinished[0] in str(report)

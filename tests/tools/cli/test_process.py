@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,9 +59,9 @@ def _own_signals() -> Iterator[None]:
 def test_the_entry_sets_signals_and_ends_with_the_status(
     run: Callable[[], int], status: int, heeds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = lambda *_: None  # noqa: E731 A handler that somebody else has set.
-    for each, default in zip(SIGNALS, (signal.default_int_handler, signal.SIG_DFL), strict=True):
-        signal.signal(each, default if heeds else theirs)
+    theirs: Any = lambda *_: None  # noqa: E731 A handler that somebody else has set.
+    signal.signal(signal.SIGINT, signal.default_int_handler if heeds else theirs)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if heeds else theirs)
     seen: list[Any] = []
 
     def noted() -> int:
@@ -358,12 +359,10 @@ def test_rows_are_sorted_for_the_screen_unless_their_order_counts(capsys: Printe
 
 
 def test_a_disk_that_is_full_names_the_file_and_leaves_none(tmp_path: Any, capsys: Printed) -> None:
-    def full(*_: object) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    for error, named in ((full, str(tmp_path / "a.csv")), (lambda: throw(OSError("odd")), None)):
+    full, odd = OSError(errno.ENOSPC, "No space left on device"), OSError("odd")
+    for error, named in ((full, str(tmp_path / "a.csv")), (odd, None)):
         with pytest.raises(OSError, match=r"device|odd") as caught, row_output.open_output(str(tmp_path / "a.csv")):
-            error()
+            raise error
         assert (caught.value.filename, [*tmp_path.iterdir()]) == (named, [])
     with pytest.raises(BrokenPipeError) as broken, row_output.open_output(str(tmp_path / "a.csv")):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
@@ -414,7 +413,12 @@ def test_java_is_looked_for_where_spark_looks(
     monkeypatch.setattr(doctor, "_has_spark", lambda: True)
     monkeypatch.setattr(os, "environ", {} if home is None else {"JAVA_HOME": home})
     asked: list[Any] = []
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: asked.append(name) or found)
+
+    def which(name: str) -> str | None:
+        asked.append(name)
+        return found
+
+    monkeypatch.setattr(shutil, "which", which)
 
     def run(program: list[str], **_: Any) -> Any:
         return SimpleNamespace(stdout="", stderr=printed)
