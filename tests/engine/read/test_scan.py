@@ -1,7 +1,10 @@
 """Plans cut into slices: they cover everything once, in order, and none is much larger than asked for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,6 +96,11 @@ def test_what_one_slice_touches_is_given_where_others_read_the_rest() -> None:
         assert held[3] == 33
         tables = read_snapshot(scan, "rows", PartReader(client.engine.blob), elsewhere=lambda part: False)
         assert sorted(row["k"] for table in tables for row in table.to_pylist()) == [*range(10)]
+        c.write([((n, n), 1, 1) for n in range(20, 30)], seal=2).result()
+        scan = c.snapshot(where="v <> 20 AND v <> 3").scan
+        scan = replace(scan, parts=scan.parts[::-1], filter=pc.field("v") < 20)
+        tables = read_snapshot(scan, "rows", PartReader(client.engine.blob), elsewhere=lambda part: not part.negatives)
+        assert not [*tables], "of what others read, the first part has no row, and the next one what is retracted"
 
 
 def test_the_least_diff_can_be_read_backwards() -> None:
