@@ -14,6 +14,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,9 +23,13 @@ import duckdb
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.plan.optimise import Statistics
+from persist.compute.dataflow.plan.plan import Plan
 from persist.compute.sql.compile import choose_key, plan_query
 from persist.compute.sql.definition import to_json
+from persist.compute.sql.groups import split_at_aggregates
 from persist.compute.sql.lower import Lowering
+from persist.compute.sql.plan_text import Relation, Untranslatable, write_node
+from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.types import to_arrow
 from persist.dataflow import Program, Stream
 from tests.compute.sql.corpus import QUERIES
@@ -51,9 +56,26 @@ def plan_of(sql: str) -> str:
             inputs[name] = program.input(name, key={column: to_arrow(kind) for column, kind in TABLES[name]})
         return inputs[name]
 
-    Lowering(program, source, KNOWN).lower_query(plan).probe()
-    stored = json.dumps({"columns": columns, "key": choose_key(plan, columns, None), "plan": to_json(plan)})
-    return f"{stored}\n{program.explain()}"
+    rewritten = rewrite_plan(plan, KNOWN)
+    Lowering(program, source, KNOWN).lower_rewritten(rewritten).probe()
+    above, groups = split_at_aggregates(rewritten, "g")
+    kept = [(each.columns, each.key, to_json(each.plan)) for each in groups]
+    stored = {"columns": columns, "key": choose_key(plan, columns, None), "plan": to_json(plan)}
+    kept += [to_json(above), split_at_aggregates(rewritten, "", groups)[0] == above]
+    return "\n".join([json.dumps(stored), program.explain(), json.dumps(kept), *write_sql(program.plan)])
+
+
+def write_sql(plan: Plan) -> list[str]:
+    """Return the SQL of each node of a plan that DuckDB may compute, for first builds."""
+    relations = dict[int, Relation]()
+    for number, node in plan.nodes.items():
+        with suppress(Untranslatable, KeyError):
+            is_input = not node.inputs
+            inputs = [relations[below] for below in node.inputs]
+            relations[number] = (
+                Relation(f"FROM n{number}", node.schema) if is_input else write_node(plan, node, inputs, relations)
+            )
+    return [f"{number} {relation.text} {relation.is_weighted}" for number, relation in relations.items()]
 
 
 def compute_digest(text: str) -> str:

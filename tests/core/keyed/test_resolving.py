@@ -18,37 +18,15 @@ from persist.core.keyed.machine import GIVEN, Replacing
 from persist.core.keyed.partial import complete_events, to_partial_events
 from persist.core.state_rules.keyed_rules import WATERMARK_OF_NULL
 from persist.errors import InvalidUpdate, SchemaMismatch
-from tests.core.keyed.test_groups import KEYED, VALUE, Model
+from tests.core.keyed.test_groups import KEYED, VALUE, Model, make_event
 
 KINDS = {int: pa.int64(), bool: pa.bool_(), str: pa.string()}
 SCHEMA = CollectionSchema.of({"k": pa.int64()}, {name: KINDS.get(kind, kind) for name, kind in VALUE.items()})
 FORM = build_form(persist.Keyed(**KEYED), SCHEMA)
-MARKS = [None, 0, 1, 2, 3]
 
 
-def make_event(random: Random, *, is_whole: bool) -> dict[str, Any]:
-    """Return an event of one of two keys, with all columns or some."""
-    first = {"x": random.randrange(100), "ts": random.randrange(4), "gone": random.random() < 0.3}
-    p = {"p": random.choice(MARKS), "a": random.choice([None, random.randrange(100)])}
-    q = {
-        "q": random.choice(MARKS),
-        "r": random.choice(MARKS),
-        "b": random.choice("xyz"),
-        "c": random.choice([None, [1]]),
-    }
-    if not is_whole:
-        some = [
-            {},
-            {"x": 7},
-            {"ts": random.choice(MARKS)},
-            {"x": 8, "ts": 2},
-            {"ts": random.randrange(4), "gone": True},
-        ]
-        first, p, q = random.choice(some), random.choice([p, {}]), random.choice([q, {}])
-    return {"k": random.randrange(2), **first, **p, **q}
-
-
-@pytest.mark.parametrize("first_seed", range(0, 40, 10))
+@pytest.mark.thorough(except_every=10)
+@pytest.mark.parametrize("first_seed", range(0, 400, 10))
 def test_events_of_groups_are_resolved_as_the_model_says(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 10):
         random, model, rows = Random(seed), Model(), Counter[str]()

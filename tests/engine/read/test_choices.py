@@ -46,6 +46,7 @@ from persist.engine.read.parts.reader import (
     _slice_or_copy,
     estimate_memory_within,
 )
+from persist.engine.read.planning import scan as scans
 from persist.engine.read.planning.scan import Scan, sort_by_cost
 from persist.engine.read.results import aggregate as aggregating
 
@@ -134,6 +135,20 @@ def test_slices_are_cut_until_none_is_above_twice_the_size_or_no_key_is_known_be
     assert asked == [1]
     same = whole.cut_into_slices(10, lambda each: 1000)
     assert same == [whole], "cuts that make nothing smaller are not made"
+
+
+def test_there_are_whole_rounds_of_tasks_that_are_neither_large_nor_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scans, "TASK_BYTES_MAX", 1000)
+    monkeypatch.setattr(scans, "TASK_BYTES_MIN", 100)
+    for size, counts in (
+        (2500, [3, 4, 3, 4, 25]),
+        (2000, [2, 2, 3, 4, 20]),
+        (100, [1] * 5),
+        (101, [1, 2, 2, 2, 2]),
+        (0, [1] * 5),
+    ):
+        assert [scan(part(size)).choose_task_count(parallel) for parallel in (1, 2, 3, 4, 100)] == counts
+    assert scan().empty(["v", "k"]).schema.names == ["v", "k"]
 
 
 @pytest.mark.parametrize(

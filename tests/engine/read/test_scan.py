@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
-import persist.engine.read.planning.scan
 from persist.blob.protocol import MemoryBlob
 from persist.engine.read.merging import read_snapshot
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
@@ -64,25 +63,6 @@ def test_slices_of_a_part_that_is_read_in_pieces_hold_each_row_once() -> None:
             found = [table for each in scan.slices(count) for table in each.updates(reader, ["k", "v"])]
             assert len(found) > 1
             assert pa.concat_tables(found).equals(pa.table(columns).select(["k", "v"]))
-
-
-def test_there_are_whole_rounds_of_tasks_that_are_neither_large_nor_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist.engine.read.planning.scan, "TASK_BYTES_MAX", 1000)
-    monkeypatch.setattr(persist.engine.read.planning.scan, "TASK_BYTES_MIN", 100)
-    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
-        c = client.create_or_load("c", key={"k": pa.int64()})
-        c.write([((n, None), 0, 1) for n in range(100)], seal=1).result()
-        scan = c.snapshot().scan
-        assert 2000 < scan.memory < 3000
-        assert [scan.choose_task_count(parallel) for parallel in (1, 2, 3, 4, 100)] == [
-            3,
-            4,
-            3,
-            4,
-            -(-scan.memory // 100),
-        ]
-        c.overwrite([]).result()
-        assert c.snapshot(0).scan.empty(["k"]).num_rows == 0
 
 
 def test_what_one_slice_touches_is_given_where_others_read_the_rest() -> None:
