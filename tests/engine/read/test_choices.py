@@ -101,13 +101,8 @@ def test_updates_take_the_share_of_their_times() -> None:
 def test_intervals_of_time_are_cut_where_there_is_no_room_for_more() -> None:
     even = scan(part(1000, 0, 9), upper=10)
     for bytes_max, cuts in (
-        (1000, []),
-        (999, [9]),
-        (500, [5]),
-        (300, [3, 6, 9]),
-        (100, [*range(1, 10)]),
-        (1, [*range(1, 10)]),
-    ):
+        (1000, []), (999, [9]), (500, [5]), (300, [3, 6, 9]), (100, [*range(1, 10)]), (1, [*range(1, 10)]),
+    ):  # fmt: skip
         slices = even.time_slices(bytes_max)
         assert times_of(slices) == [*zip([0, *cuts], [*cuts, 10], strict=True)], bytes_max
     steps = scan(part(100, 0, 0), part(400, 3, 6), part(50, 5, 5), upper=10)
@@ -141,12 +136,8 @@ def test_there_are_whole_rounds_of_tasks_that_are_neither_large_nor_tiny(monkeyp
     monkeypatch.setattr(scans, "TASK_BYTES_MAX", 1000)
     monkeypatch.setattr(scans, "TASK_BYTES_MIN", 100)
     for size, counts in (
-        (2500, [3, 4, 3, 4, 25]),
-        (2000, [2, 2, 3, 4, 20]),
-        (100, [1] * 5),
-        (101, [1, 2, 2, 2, 2]),
-        (0, [1] * 5),
-    ):
+        (2500, [3, 4, 3, 4, 25]), (2000, [2, 2, 3, 4, 20]), (100, [1] * 5), (101, [1, 2, 2, 2, 2]), (0, [1] * 5),
+    ):  # fmt: skip
         assert [scan(part(size)).choose_task_count(parallel) for parallel in (1, 2, 3, 4, 100)] == counts
     assert scan().empty(["v", "k"]).schema.names == ["v", "k"]
 
@@ -211,15 +202,8 @@ def test_row_groups_are_those_whose_bounds_or_samples_include_a_key() -> None:
         assert exact.find_groups(None, keys(*wanted)).tolist() == groups, wanted
         assert nothing.find_groups(None, keys(*wanted)).tolist() == [0, 1, 2]
     sampled = {
-        (-1,): [],
-        (0,): [0],
-        (95,): [0],
-        (100,): [0, 1],
-        (200,): [1, 2],
-        (290,): [2],
-        (291,): [],
-        (5, 250): [0, 2],
-    }
+        (-1,): [], (0,): [0], (95,): [0], (100,): [0, 1], (200,): [1, 2], (290,): [2], (291,): [], (5, 250): [0, 2],
+    }  # fmt: skip
     for wanted, groups in sampled.items():
         assert nothing.find_groups(samples, keys(*wanted)).tolist() == groups, wanted
     assert [exact.is_exact(keys(1)), nothing.is_exact(keys(1))] == [True, False]
@@ -328,17 +312,12 @@ def test_row_groups_are_read_together_up_to_a_size_and_to_a_gap(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("bytes_of_part", "matching", "found"),
     [
-        (WHOLE_BYTES_MAX + 600, [1, 2, 3], True),
-        (WHOLE_BYTES_MAX + 300, [1, 2, 3], False),
-        (2 * WHOLE_BYTES_MAX, [0, 5], False),
-        (2 * WHOLE_BYTES_MAX + 201, [0, 5], True),
-        (2 * WHOLE_BYTES_MAX + 200, [0, 5], False),
-        (WHOLE_BYTES_MAX, [], False),
-        (WHOLE_BYTES_MAX + 1, [], True),
-        (3 * WHOLE_BYTES_MAX + 301, [0, 2, 4], True),
-        (3 * WHOLE_BYTES_MAX, [0, 2, 4], False),
+        (WHOLE_BYTES_MAX + 600, [1, 2, 3], True), (WHOLE_BYTES_MAX + 300, [1, 2, 3], False),
+        (2 * WHOLE_BYTES_MAX, [0, 5], False), (2 * WHOLE_BYTES_MAX + 201, [0, 5], True),
+        (2 * WHOLE_BYTES_MAX + 200, [0, 5], False), (WHOLE_BYTES_MAX, [], False), (WHOLE_BYTES_MAX + 1, [], True),
+        (3 * WHOLE_BYTES_MAX + 301, [0, 2, 4], True), (3 * WHOLE_BYTES_MAX, [0, 2, 4], False),
     ],
-)
+)  # fmt: skip
 def test_row_groups_are_fetched_alone_if_that_saves_what_each_request_costs(
     monkeypatch: pytest.MonkeyPatch, bytes_of_part: int, matching: list[int], found: bool
 ) -> None:
@@ -371,11 +350,8 @@ def test_what_is_kept_of_row_groups_is_a_block_if_all_of_it_is_asked_for(monkeyp
     assert rows._list_spans(("k",), (2, 5), [3]) == [(2, 5)]
     rows._known_bounds = bounds_of(None, None)
     for touched, groups, of_them in (
-        ([0, 9], [0, 1], [0]),
-        ([9, 10], [0, 1], [0, 1]),
-        ([29], [0, 1, 2], [2]),
-        ([], [1], [1]),
-    ):
+        ([0, 9], [0, 1], [0]), ([9, 10], [0, 1], [0, 1]), ([29], [0, 1, 2], [2]), ([], [1], [1]),
+    ):  # fmt: skip
         assert rows._select_touched(np.array(touched, np.int64), groups) == of_them
     assert [rows._find_start(span) for span in ((0, -1), (1, 3), (2, 3))] == [0, 10, 20]
     assert [rows._count_rows(span) for span in ((0, -1), (1, 3), (2, 3))] == [64, 20, 10]
