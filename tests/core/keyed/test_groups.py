@@ -337,7 +337,7 @@ MARKS = [None, 0, 1, 2, 3]
 
 def make_event(random: Random, *, is_whole: bool) -> dict[str, Any]:
     """Return an event of one of two keys, with all columns or some."""
-    first = {"x": random.randrange(100), "ts": random.randrange(4), "gone": random.random() < 0.3}
+    first: dict[str, Any] = {"x": random.randrange(100), "ts": random.randrange(4), "gone": random.random() < 0.3}
     p = {"p": random.choice(MARKS), "a": random.choice([None, random.randrange(100)])}
     q = {
         "q": random.choice(MARKS),
@@ -346,13 +346,8 @@ def make_event(random: Random, *, is_whole: bool) -> dict[str, Any]:
         "c": random.choice([None, [1]]),
     }
     if not is_whole:
-        some = [
-            {},
-            {"x": 7},
-            {"ts": random.choice(MARKS)},
-            {"x": 8, "ts": 2},
-            {"ts": random.randrange(4), "gone": True},
-        ]
+        some: list[dict[str, Any]] = [{}, {"x": 7}, {"ts": random.choice(MARKS)}, {"x": 8, "ts": 2}]
+        some.append({"ts": random.randrange(4), "gone": True})
         first, p, q = random.choice(some), random.choice([p, {}]), random.choice([q, {}])
     return {"k": random.randrange(2), **first, **p, **q}
 
@@ -363,6 +358,7 @@ def test_whole_and_partial_events_of_groups_are_what_the_model_says(seed: int) -
     """`tests.core.keyed.test_resolving` has many more of them, without clients."""
     random, model, blob = Random(seed), Model(), persist.MemoryBlob()
     resolve: Any = random.choice(["seal", "background"])
+    missing: Any
     for _ in range(5):  # Each time another client goes on.
         with persist.open(blob) as client:
             keyed = persist.Keyed(**KEYED, resolve=resolve)

@@ -125,9 +125,13 @@ def test_slices_are_cut_until_none_is_above_twice_the_size_or_no_key_is_known_be
     assert [each.keys.lower for each in slices] == [None, [230], [450]]
     assert [each.memory for each in whole.cut_into_slices(1600)] == [1700] * 4
     assert [each.memory for each in whole.cut_into_slices(100)] == [100, *[300] * 32]
-    asked = list[int]()
-    assert whole.cut_into_slices(10, lambda each: asked.append(len(each.parts)) or 20) == [whole]
-    assert asked == [1]
+    asked = list[Scan]()
+
+    def estimate(each: Scan) -> int:
+        asked.append(each)
+        return 20
+
+    assert whole.cut_into_slices(10, estimate) == asked == [whole]
     same = whole.cut_into_slices(10, lambda each: 1000)
     assert same == [whole], "cuts that make nothing smaller are not made"
 
@@ -436,7 +440,7 @@ class Recorder(Executor):
 def test_pieces_are_read_ahead_as_far_as_there_is_room(sizes: list[int], alone: int, ahead: list[list[int]]) -> None:
     executor, found = Recorder(), list[list[int]]()
     sections = (_PartSection(FakePart, size, None) for size in sizes)  # type: ignore[arg-type]
-    for _, table in _read_in_order(executor, lambda piece: piece.size, sections, 100, 1 << 30, alone):  # type: ignore[arg-type, return-value]
+    for _, table in _read_in_order(executor, lambda piece: piece.size, sections, 100, 1 << 30, alone):
         assert table == sizes[len(found)]
         found.append([*executor.submitted])
     assert found == ahead
