@@ -76,7 +76,7 @@ UPSERT = build_form(persist.Keyed(), PLAIN)
 
 def sums(updates: pa.Table) -> list[dict[str, Any]]:
     names = [*PLAIN.names, "_time"]
-    return consolidate(updates.select([*names, "_diff"]), names).to_pylist()
+    return consolidate(updates.select([*names, "_diff"]), names).to_pylist()  # type: ignore[no-any-return]
 
 
 def test_events_replace_rows_as_the_machine_of_upserts_does() -> None:
@@ -169,8 +169,8 @@ def test_the_columns_that_events_leave_as_they_are_are_written_as_digits() -> No
     assert take([ab, ["c"]]) == (["error 001", "error 110"], [ab, ["c"]])
     assert take([ab, ["c"]], [True, False]) == ([None, "error 110"], [None, ["c"]])
     assert take([["x"], ["c"]], [True, False]) == ([None, "error 110"], [None, ["c"]]), "a deletion changes all"
-    for nothing in ([None, []], [None, None], [["a"], ["b"]]):
-        assert take(nothing, [True, True]) is None
+    whole: list[Any] = [[None, []], [None, None], [["a"], ["b"]]]
+    assert [take(names, [True, True]) for names in whole] == [None] * 3
     assert take([None, []]) is take([None], None, pa.null()) is take([[]], None, pa.list_(pa.null())) is None
     assert take([["a"]], None, pa.large_list(pa.large_string())) == (["error 011"], [["a"]])
     for names, said in (
