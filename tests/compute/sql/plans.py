@@ -59,7 +59,7 @@ def plan_of(sql: str) -> str:
     rewritten = rewrite_plan(plan, KNOWN)
     Lowering(program, source, KNOWN).lower_rewritten(rewritten).probe()
     above, groups = split_at_aggregates(rewritten, "g")
-    kept = [(each.columns, each.key, to_json(each.plan)) for each in groups]
+    kept: list[Any] = [(each.columns, each.key, to_json(each.plan)) for each in groups]
     stored = {"columns": columns, "key": choose_key(plan, columns, None), "plan": to_json(plan)}
     kept += [to_json(above), split_at_aggregates(rewritten, "", groups)[0] == above]
     return "\n".join([json.dumps(stored), program.explain(), json.dumps(kept), *write_sql(program.plan)])
