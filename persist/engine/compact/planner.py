@@ -136,7 +136,7 @@ def must_destroy(contents: CollectionState) -> int | None:
     passed = [part for part in contents.history_parts if part.time_min <= last]
     # Later updates may also balance a negative multiplicity in the keyframe.
     keyframes_before = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= last][-1:]
-    owing = contents.list_parts(keyframes_before[0].parts) if keyframes_before else ()
+    owing = contents.list_parts(chain.from_iterable(keyframe.parts for keyframe in keyframes_before))
     return last if passed and any(part.negatives for part in (*passed, *owing)) else None
 
 

@@ -40,6 +40,10 @@ def test_a_keyframe_is_due_when_the_history_since_the_last_has_grown_past_a_frac
     assert due(4999, as_of40=10_000) is None
     assert due(5000, as_of40=10_000) == MakeKeyframe(99)
     assert due(5000, as_of99=10_000) is None
+    small: Any = [part_of(100, 0, 0, keys=(0, 9)), part_of(10**6, 0, 0, keys=(100, 109))]
+    for inside, is_due in ((999, False), (1000, True)):
+        history = part_of(10, 40, 60, negatives=1), part_of(inside, 50, 60, negatives=1)
+        assert (choose_next_work(contents_of(*history, as_of40=small), POLICY) is not None) is is_due
 
 
 def row_of_parts() -> list[Part]:
