@@ -237,6 +237,13 @@ def test_a_column_of_the_same_family_is_converted(source: Any, values: Any, targ
             (pa.run_end_encoded(pa.int32(), pa.int8()), pa.string()),
         ),
         *((pa.struct([("a", pa.int8()), ("b", pa.int8())]), pa.struct([("a", pa.int8())])),),
+        *(
+            (pa.struct([("item", pa.int8())]), pa.list_(pa.int8())),
+            (pa.list_(pa.int8()), pa.struct([("item", pa.int8())])),
+        ),
+        *((pa.map_(pa.int8(), pa.int8()), pa.list_(pa.int8())), (pa.list_(pa.int8()), pa.map_(pa.int8(), pa.int8()))),
+        (pa.map_(pa.int8(), pa.int8()), pa.map_(pa.string(), pa.int8())),
+        (pa.map_(pa.int8(), pa.int8()), pa.map_(pa.int8(), pa.string())),
         *((pa.dictionary(pa.int8(), pa.string()), pa.int64()), (pa.dictionary(pa.int8(), pa.int8()), pa.bool_())),
     ],
     ids=str,
