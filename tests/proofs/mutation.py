@@ -72,6 +72,7 @@ ROOMS = {
         *(f"--ignore=tests/engine/write/test_{slow}.py" for slow in ("unclosed", "wide_schemas", "bad_days")),
     ],
     "engine/hold": ["tests/engine/hold"],
+    "services/backup": ["tests/services/backup", "tests/tools/cli/test_copying.py"],
     "services/serve": ["tests/services/serve"],
     "services/publish": ["tests/services/publish", "tests/services/erase/test_iceberg.py"],
     "services/fsck": ["tests/services/fsck", "tests/engine/write/test_archived_tokens.py"],
@@ -129,13 +130,7 @@ ROOMS = {
         "tests/services/erase/test_erase.py::test_a_view_with_a_tag_refuses_and_is_named",
         "tests/services/erase/test_erase.py::test_indexes_and_published_tables_are_made_anew",
     ],
-} | {
-    room: [f"tests/{room}"]
-    for room in (
-        *("services/backup", "services/erase"),
-        "tools/cli",
-    )
-}
+} | {room: [f"tests/{room}"] for room in ("services/erase", "tools/cli")}
 TEST_S = 2.0  # Tests that take longer judge nothing: they are not fast tests.
 # A test hangs if it waits, or uses the processor, this many times as long as without a mutant, and so much longer. What
 # it loses to other programs of the machine counts as neither.

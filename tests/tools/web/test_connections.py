@@ -130,7 +130,8 @@ def test_a_page_that_follows_is_left_alone_while_nothing_happens(url: str, monke
     with connected(url, get(f"{url}api/events", "\r\n")) as connection:
         found = connection.recv(1 << 16)
         while b"seqno" not in found:
-            assert (data := connection.recv(1 << 16)), "it was closed"
+            data = connection.recv(1 << 16)
+            assert data, "it was closed"
             found += data
         connection.settimeout(1.0)  # Longer than an answer may take.
         with pytest.raises(TimeoutError):
