@@ -18,6 +18,7 @@ from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.codecs.part.part import compute_checksum
 from persist.engine.follow.checkpoint import write_checkpoint
+from persist.engine.hold import Claim
 from persist.errors import Conflict, CorruptBlob, InvalidUsage, LogReplaced, MissingBlob
 from persist.services.backup import Copied
 from persist.services.fsck import fsck
@@ -232,11 +233,14 @@ def test_a_backup_asks_for_what_is_new_and_has_what_the_location_needs(
         a.overwrite([(1, time)], time=time).result()
         a.seal(time + 1).result()
 
+    leases, claims = client.engine.writer("a test").leases, list[Claim]()
     write, clone = partial(place.write, a.name), partial(client.clone, a.name)
     table: list[tuple[list[Callable[[], object]], str, str]] = [
         ([a.compact, b.compact, store], "get 4p 5l 4s", "create 4p 4l 2s, get 4p 5l 4s, list 3p 2l 2s"),
         ([], "get 1l", "get 2l, list 1p 2l 2s"),
-        ([write], "get 2l 1s", "create 1l, get 3l 1s, list 2p 2l 2s"),
+        ([lambda: claims.append(leases.claim(a.id, a.name, 9))], "get 1s", "get 1l 1s, list 2p 2l 2s"),
+        ([], "get 1s", "get 1s, list 2p 2l 2s"),  # The last record is a reader's.
+        ([lambda: claims.pop().release(), write], "get 2l 1s", "create 1l, get 2l 1s, list 2p 2l 2s"),
         ([store], "get 2l 1s", "get 3l 1s, list 2p 2l 2s"),
         ([fold, store], "get 1p 1l 2s", "create 1p 1l 1s, delete 2p 1s, get 1p 2l 2s, list 2p 2l 2s"),
         ([partial(clone, "copy"), store], "get 3l", "create 1l, get 3l 1s, list 2p 2l 2s"),
