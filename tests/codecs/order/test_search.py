@@ -69,25 +69,6 @@ def test_rows_with_a_wanted_key_are_found(given: tuple[Types, Keys, Keys], searc
         assert [*found[0], *(row + half for row in found[1])] == expected
 
 
-@settings(max_examples=examples(150))
-@given(keys_and_wanted())
-def test_bounds_say_how_many_keys_are_less(given: tuple[Types, Keys, Keys]) -> None:
-    types, keys, others = given
-    here, there = table(types, keys, distinct=True), table(types, others, distinct=True)
-    bounds = SortedKeys(here).count_bounds(SortedKeys(there))
-    if bounds is None:
-        return
-    mine = sort_keys(here, here.column_names)
-    for key, less, not_greater in zip(sort_keys(there, there.column_names), *map(list, bounds), strict=True):
-        assert (less, not_greater) == (sum(k < key for k in mine), sum(k <= key for k in mine))
-
-
-def test_many_wanted_keys_of_few_rows_are_found_too() -> None:
-    keys = SortedKeys(pa.table({"k": [5, 5, 70, 200]}))
-    assert keys.find_rows(SortedKeys(pa.table({"k": np.arange(100)}))).tolist() == [0, 1, 2]
-    assert keys.find_rows(SortedKeys(pa.table({"k": np.arange(6, 60)}))).tolist() == []
-
-
 VALUES: list[tuple[list[pa.DataType], list[Any]]] = [  # In the order of rows.
     ([pa.int64(), pa.duration("s")], [-(2**63), -(2**31), -1, 0, 1, 255, 256, 2**63 - 1]),
     ([pa.int8()], [-128, -1, 0, 1, 127]),
