@@ -192,6 +192,7 @@ def test_what_is_read_while_a_write_is_under_way_is_dropped_after_it_even_if_it_
             self.during(lambda: super(ReadWhileWritten, self).delete(key))
 
         def during(self, change: Callable[[], None]) -> None:
+            assert (cache._memory.peek(KEY), files(tmp_path)) == (None, []), "a process may be killed after the write"
             assert cache.get(KEY) == b"before"
             change()
             if fails:
@@ -205,6 +206,7 @@ def test_what_is_read_while_a_write_is_under_way_is_dropped_after_it_even_if_it_
         memory=Cache(0 if is_on_disk else 1 << 20),
         folder=tmp_path if is_on_disk else None,
     )
+    assert cache.get(KEY) == b"before"
     with pytest.raises(Indeterminate) if fails else nullcontext():
         cache.set(KEY, b"after") if write == "set" else cache.delete(KEY)
     assert cache.get(KEY) == (b"after" if write == "set" else None)
@@ -366,6 +368,19 @@ def test_a_value_that_is_large_for_the_room_is_not_kept(store: MeteredBlob, tmp_
             assert cached.get("part/1") == value_of(1)
             assert gets(store) == before + less
         assert len(files(tmp_path)) == 1 - less
+
+
+def test_what_memory_and_folder_drop_is_added_up(store: MeteredBlob, tmp_path: Path) -> None:
+    memory = Cache(16_000)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=memory, folder=tmp_path, folder_bytes=9_000)
+    for number in (*range(40), *range(40), *[20] * 9, *[21] * 9, *range(40)):
+        cached.get(f"part/{number}")
+    counts, room = cached.get_counts(), BoundedFolder(tmp_path, 9_000, SystemClock())
+    room.write_file(room.make_path("0" * 32, "rows"), [b""])
+    assert counts.folder_bytes == room.bytes == sum(path.stat().st_size for path in files(tmp_path)) <= 9_000
+    written = counts.misses - counts.evictions + memory.evictions
+    assert memory.evictions > 0
+    assert written == len(files(tmp_path)), "what was written and not dropped from the folder"
 
 
 # Entries that are not what they should be.

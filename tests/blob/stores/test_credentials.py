@@ -100,9 +100,16 @@ def test_a_missing_file_of_credentials_is_not_an_absent_value() -> None:
         def get_credentials(self) -> Any:
             raise FileNotFoundError(2, "there is none", "/web/token")
 
+    class Empty(Session):
+        def get_credentials(self) -> Any:
+            return None
+
     keys = {"access_key_id": "identity", "secret_access_key": "secret"}
     with closing(S3Blob("bucket", "prefix", {"endpoint_url": "http://127.0.0.1:9", **keys})) as blob:
         blob._place = replace(blob._place, session=Session())
         for call in (lambda: blob.get("key"), lambda: blob.delete("key"), lambda: blob.create("key", b"")):
             with pytest.raises((Unavailable, Indeterminate), match="/web/token"):
                 call()
+        blob._place = replace(blob._place, session=Empty())
+        with pytest.raises(StoreMisconfigured, match="no AWS credentials"):
+            blob.get("key")
