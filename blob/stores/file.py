@@ -327,7 +327,7 @@ class FileBlob:
         """
         keys = self._list_folder(folder)
         first = bisect.bisect_left(keys, max(prefix, after))
-        if first and keys[first - 1].endswith("/") and after.startswith(keys[first - 1]):
+        if after > prefix and first and keys[first - 1].endswith("/") and after.startswith(keys[first - 1]):
             first -= 1  # The folder that after is in.
         for key in itertools.islice(keys, first, None):
             if not key.startswith(prefix):

@@ -46,6 +46,8 @@ ODD_KEYS = [
     "right-to-left שלום",
     "long/" + "é" * 100,
     "/".join(["deep"] * 40),
+    "/".join(["k" * 179] * 4 + ["k" * 180]),
+    "a.tmp-b/.tm",
 ]
 
 
@@ -144,7 +146,8 @@ def test_odd_characters_in_keys_are_kept_apart_and_listed_as_they_are(blob: Blob
     assert keys_of(blob) == []
 
 
-BAD_KEYS = ["", "/a", "a/", "a//b", ".", "a/../b", "a\nb", "a\0b", "\ud800", "x" * 201, "a/" * 500 + "a", ".tmp-a"]
+BAD_KEYS = ["", "/a", "a/", "a//b", ".", "a/../b", "a\nb", "a\0b", "a\x7fb", "\ud800", "x" * 201, ".tmp-a", "a/.tmp-a"]
+BAD_KEYS += ["/".join(["k" * 179] * 3 + ["k" * 180] * 2)]
 
 
 def test_keys_that_could_not_be_stored_everywhere_are_refused(blob: Blob) -> None:

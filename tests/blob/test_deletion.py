@@ -3,6 +3,7 @@
 import os
 import random
 import stat
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from persist.core.log.keys import is_immutable
 from tests.blob.conftest import fill
 from tests.blob.stores.test_s3 import client_of
 from tests.support.clocks import ImpatientClock
-from tests.support.servers.fake_s3 import Trouble, fake_s3
+from tests.support.servers.fake_s3 import fake_s3
 
 
 def keys_of(blob: Blob) -> list[str]:
@@ -94,15 +95,6 @@ def test_s3_is_asked_once_for_a_thousand_keys() -> None:
         metered.close()
 
 
-def test_a_key_that_xml_cannot_hold_does_not_keep_the_others() -> None:
-    with fake_s3() as server:
-        blob = client_of(server)
-        assert delete_all(blob, ["a", "\uffff", "<b>&amp;", "\ufffe/c"]) == 4
-        methods = {method for method, _ in server.requests if method != "GET"}  # A get tells a page from an answer.
-        assert methods == {"DELETE", "POST"}
-        blob.close()
-
-
 def test_keys_that_s3_could_not_delete_are_named_with_the_reason() -> None:
     with fake_s3() as server:
         blob = client_of(server)
@@ -142,29 +134,6 @@ def test_keys_that_may_be_deleted_later_are_tried_again_alone() -> None:
         deletions = [method for method, _ in server.requests if method != "GET"]
         assert deletions == ["POST", *["DELETE"] * 3, "POST", *["DELETE"] * 2], "what is deleted is not asked for again"
         assert blob.get_counts()["delete"] == RetryCount(retries=1, throttled=1)
-        blob.close()
-
-
-def test_keys_that_can_never_be_deleted_are_given_up_and_returned() -> None:
-    with fake_s3() as server:
-        blob = RetryBlob(client_of(server), attempts_max=3, clock=ImpatientClock())
-        server.undeletable = {"/bucket/prefix/b": "InternalError"}
-        with pytest.raises(NotDeleted, match=r"1 of many keys .* 'b'"):
-            delete_all(blob, "abc")
-        assert blob.get_counts()["delete"] == RetryCount(retries=2, gave_up=1)
-        blob.close()
-
-
-@pytest.mark.parametrize(
-    ("trouble", "kind"),
-    [(Trouble.DENIED, StoreMisconfigured), (Trouble.SLOW_DOWN, Throttled), (Trouble.ERROR_AFTER, Indeterminate)],
-)
-def test_a_request_that_fails_as_a_whole_is_raised_as_it_is(trouble: Trouble, kind: type[PersistError]) -> None:
-    with fake_s3(trouble) as server:
-        blob = client_of(server)
-        with pytest.raises(kind, match="'a' at s3://bucket/prefix"):
-            delete_all(blob, "abc")
-        assert delete_all(blob, "abc") == 3
         blob.close()
 
 
@@ -247,8 +216,11 @@ def test_a_store_without_pages_is_asked_key_by_key() -> None:
 
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_single_keys_that_fail_do_not_keep_the_others(is_remote: bool) -> None:
+    threads = set[str]()
+
     class Store(MemoryBlob):
         def delete(self, key: str) -> None:
+            threads.add(threading.current_thread().name.partition("_")[0])
             if key in "bd":
                 raise Unavailable(f"not {key}")
             super().delete(key)
@@ -260,6 +232,7 @@ def test_single_keys_that_fail_do_not_keep_the_others(is_remote: bool) -> None:
         delete_all(store, "abcde")
     assert list(raised.value.failed) == ["b", "d"]
     assert keys_of(store) == ["b", "d"]
+    assert threads == {"persist-delete" if is_remote else threading.current_thread().name}
 
 
 class Pages(MemoryBlob):

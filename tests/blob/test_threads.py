@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
+import pytest
+
 from persist.blob.threads import DaemonThreads, Pool
 from tests.support.stepped import WAIT_S
 
@@ -94,6 +96,48 @@ def test_a_thread_cleans_up_after_each_job() -> None:
     pool = Pool(1, "test-pool", note)
     for number in range(2):
         assert pool.submit(abs, -number).result() == number
-    assert called.acquire(timeout=WAIT_S)
-    assert {*names} == {"test-pool"}
+    assert all(called.acquire(timeout=WAIT_S) for _ in range(2))
     pool.shutdown()
+    assert names == ["test-pool"] * 2
+
+
+def test_threads_start_when_all_are_busy_up_to_their_number_and_end_when_closed() -> None:
+    crew, done, go = DaemonThreads(3, "test-three"), threading.Semaphore(0), threading.Event()
+
+    def count() -> int:
+        return sum(thread.name == "test-three" for thread in threading.enumerate())
+
+    def job(is_slow: bool) -> Callable[[], None]:
+        assert not is_slow or go.wait(WAIT_S)
+        return done.release
+
+    assert not crew.are_alive
+    for _ in range(3):  # The report comes when the thread is free again.
+        assert crew.submit(partial(job, False))
+        assert done.acquire(timeout=WAIT_S)
+        assert (count(), crew.are_alive) == (1, True)
+    for expected in (1, 2, 3, 3, 3):
+        assert crew.submit(partial(job, True))
+        assert count() == expected
+    crew.close(0.0)
+    crew.close(0.0)
+    assert (count(), crew.are_alive, crew.submit(partial(job, False))) == (3, True, False)
+    go.set()
+    crew.close(WAIT_S)
+    assert (count(), crew.are_alive) == (0, False)
+    assert all(done.acquire(blocking=False) for _ in range(5))
+    assert not done.acquire(blocking=False)
+
+
+def test_a_result_that_is_waited_for_with_a_limit_is_left_to_the_threads() -> None:
+    pool, go, calls = Pool(1, "test-pool"), threading.Event(), list[str]()
+    pool.submit(go.wait, WAIT_S)
+    future = pool.submit(lambda: calls.append(threading.current_thread().name))
+    for wait in (future.result, future.exception):
+        with pytest.raises(TimeoutError):
+            wait(0.001)
+    go.set()
+    pool.shutdown()
+    assert (calls, future.exception(WAIT_S)) == (["test-pool"], None)
+    with pytest.raises(RuntimeError, match="this pool was shut down"):
+        pool.submit(go.wait)

@@ -12,7 +12,7 @@ from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob
 from persist.blob.stores.s3 import S3Blob
-from persist.blob.url import open_blob
+from persist.blob.url import drop_secret_options, open_blob
 
 CREDENTIALS = {"access_key_id": "AKIDSECRET", "secret_access_key": "hunter2", "session_token": "tokenhunter3"}
 S3_OPTIONS: dict[str, Any] = {"region": "us-east-1", **CREDENTIALS}
@@ -142,6 +142,36 @@ def test_a_wrong_option_is_told_what_is_right(url: str, options: dict[str, Any],
         open_blob(url, options)
 
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("attempt_s", "expected"), [(60.0, (3.0, 20.0, 60.0)), (5.0, (3.0, 5.0, 5.0)), (1.0, (1.0,) * 3)]
+)
+def test_a_short_attempt_shortens_its_parts(attempt_s: float, expected: tuple[float, ...]) -> None:
+    with closing(open_blob("s3://bucket", S3_OPTIONS, attempt_s=attempt_s)) as blob:
+        assert isinstance(blob, S3Blob)
+        assert blob._timeouts_s == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "kept"),
+    [
+        ("s3a://b", {**S3_OPTIONS, "profile": "p", "sse_customer_key": "x"}, {"region": "us-east-1", "profile": "p"}),
+        ("s3://b", {"endpoint_url": "http://me@host", "region": None, "odd": 1}, {}),
+        (
+            "grpc+tls://h:1",
+            {"token": "t", "timeout_s": 1.5, "certificate": b"c"},
+            {"timeout_s": 1.5, "certificate": b"c"},
+        ),
+        ("/folder", {"fsync": False, "file_mode": "0660", "odd": 1}, {"fsync": False, "file_mode": "0660"}),
+        ("gs://b", {"token": "t", "project": "p", "timeout": {"x": 1}}, {"project": "p"}),
+        ("memory://m", None, {}),
+    ],
+)
+def test_other_processes_get_the_options_that_are_certainly_no_secrets(
+    url: str, options: dict[str, Any] | None, kept: dict[str, Any]
+) -> None:
+    assert drop_secret_options(url, options) == kept
 
 
 def test_options_may_be_text_as_spark_passes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,8 +57,8 @@ def test_a_merge_is_single_if_all_parts_are_and_a_keyframe_if_it_sees_it(tmp_pat
         history = [contents.numbered[number] for run in contents.history for number in run]
         assert keyframe
         assert all(part.is_single for part in keyframe), "each key has one row, whoever wrote it"
-        if history:
-            assert all(part.is_single for part in history) is is_single
+        assert history
+        assert all(part.is_single for part in history) is is_single
 
 
 @pytest.mark.parametrize("other", [9, 0])

@@ -1,12 +1,13 @@
 """Which tests the first tier holds, and which share of the second is added."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.ci_only import WORTH, choose
+from tests.support.ci_only import ALWAYS, WORTH, choose
 from tests.support.paths import ROOT
 from tests.support.tiers import is_in, read_ci_only
 
@@ -93,6 +94,12 @@ def test_dear_tests_without_lines_of_their_own_are_for_ci_only() -> None:
 def test_each_test_that_only_ci_runs_exists() -> None:
     for name in read_ci_only():
         module, _, test = name.partition("::")
-        assert f"def {test.partition('[')[0]}(" in (ROOT / module).read_text() if test else (ROOT / module).exists(), (
-            name
-        )
+        assert f"def {test.partition('[')[0]}(" in (ROOT / module).read_text(), name
+        assert not any(part in name for part in ALWAYS), name
+
+
+def test_a_script_runs_each_module_with_tests_of_what_is_outside() -> None:
+    listed = re.findall(r"tests/[\w/*]+\.py", (ROOT / "scripts" / "outside").read_text())
+    modules = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.outside\b", path.read_text())]
+    assert [path for path in modules if not any(path.match(pattern) for pattern in listed)] == []
+    assert {"test_mysql.py", "test_page.py"} <= {path.name for path in modules}

@@ -107,7 +107,7 @@ def test_rule_3_a_snapshot_that_waits_succeeds_when_another_client_seals(
     orders: persist.Collection, blob: MemoryBlob
 ) -> None:
     with persist.open(blob) as other, persist.open(blob, mode="read") as reader:
-        waiting = reader.engine.pool.submit(lambda: reader.load("orders").snapshot(0, timeout_s=60).count())
+        waiting = reader.engine.pool.submit(lambda: reader.load("orders").snapshot(0, timeout_s=WAIT_S).count())
         other.load("orders").write([((1, "a"), 0, 1)])
         other.load("orders").seal(1).result()
         assert waiting.result(WAIT_S) == 1

@@ -2,7 +2,7 @@
 
 `scripts/test` should take four minutes on a laptop. A tenth of the cases of the first tier take two thirds of its
 processor time, and most of them run only lines of the product that cheaper tests run, too. `ci_only.txt` names these:
-a case, a test with all its cases, or a module in each line. `tests.support.tiers` reads it.
+a case, or a test with all its cases, in each line. `tests.support.tiers` reads it.
 
     pip install coverage
     pytest -p tests.support.ci_only --lines-to LINES --costs-to COSTS --thorough 0.001 tests
@@ -12,7 +12,7 @@ The second command notes the costs and the lines of each test; several processes
 third one writes `ci_only.txt`. It keeps all cheap tests, and then takes the dear test with the most new lines for its
 cost, until none has `WORTH` new lines for each second. Lines that run in the workers of Spark are not seen. So Spark's
 modules keep their cheap tests, and each of them its cheapest test if that is not too dear. Tests that are named after a
-rule stay, and so do the proofs.
+rule stay, and so do the proofs, models, and tests whether values are lost or doubled.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,14 @@ from tests.support.paths import CI_ONLY, ROOT
 CHEAP_S = 0.08
 CHEAP_SPARK_S, DEAR_SPARK_S = 0.5, 3.0
 WORTH = 20.0  # New lines for each second of processor time.
-ALWAYS = ("::test_rule_", "tests/proofs/", "tests/rules/test_rule_list.py")  # Parts of the names of tests that stay.
+# Parts of the names of tests that stay: of rules, proofs and models, and of values that may be lost or doubled.
+ALWAYS = (
+    *("::test_rule_", "tests/proofs/", "tests/rules/test_rule_list.py", "_model", "nothing_is_lost", "lose_nothing"),
+    *("loses_a_", "nothing_back", "it_twice", "nothing_twice", "does_not_hide", "not_taken_for", "keeps_its_parts"),
+    *("leaves_all_or_nothing", "not_deleted", "truncated_slot", "happens_once", "happen_once", "are_one_write"),
+    *("not_acknowledged", "no_part_with_a", "name_is_kept", "tokens_survive", "tombstone_stays"),
+    "whatever_was_compacted",
+)
 
 Line = tuple[str, int]
 
@@ -104,16 +110,10 @@ def group_by_module(tests: Iterable[str]) -> dict[str, list[str]]:
 
 
 def shorten(chosen: set[str], tests: Iterable[str]) -> list[str]:
-    """Return names for the chosen tests: one for a module or a test with cases, if all of them are chosen."""
-    of_module, of_function = group_by_module(tests), defaultdict(set)
-    for test in chain(*of_module.values()):
-        of_function[test.partition("[")[0]].add(test)
-    names: set[str] = set()
-    for test in chosen:
-        module, function = test.partition("::")[0], test.partition("[")[0]
-        is_whole_module = chosen.issuperset(of_module[module])
-        names.add(module if is_whole_module else function if of_function[function] <= chosen else test)
-    return sorted(names)
+    """Return names for the chosen tests: one for a test with cases, if all of them are chosen."""
+    kept = {test.partition("[")[0] for test in tests if test not in chosen}
+    functions = {test: test.partition("[")[0] for test in chosen}
+    return sorted({test if function in kept else function for test, function in functions.items()})
 
 
 def read_lines(files: Iterable[Path]) -> dict[str, set[Line]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import LONGEST
-from tests.support.tiers import is_left_to_ci
+from tests.support.tiers import is_module_left_to_ci
 
 MODULES = "modules"  # A file with the names of all modules.
 JOURNAL = "journal-"
@@ -38,7 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = config.getoption("queue")
     if folder is not None:
         folder.mkdir(exist_ok=True)
-        modules = [name for name in modules_below(config.rootpath, config.args) if not is_left_to_ci(config, name)]
+        names = modules_below(config.rootpath, config.args)
+        modules = [name for name in names if not is_module_left_to_ci(config, name)]
         (folder / MODULES).write_text("\n".join(modules))
         config.pluginmanager.register(Queue(config, folder, _taken(folder, modules)), "queue")
 

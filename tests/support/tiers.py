@@ -19,6 +19,7 @@ Hypothesis makes a tenth of the examples that a property asks for by `examples(n
 
 import hashlib
 import os
+import re
 from collections import Counter
 from functools import cache
 
@@ -67,26 +68,33 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     share = config.getoption("thorough")
     seed = f", PERSIST_TEST_SEED={SEED}" if SEED else ""
+    if share == 0:
+        return "tier: the first, without what only CI runs (--thorough 0.1)"
     return "tier: everything" if share == 1 else f"tier: the first, and {share:.0%} of the second{seed}"
 
 
 @cache
 def read_ci_only() -> frozenset[str]:
-    """Return the cases, tests and modules that only CI runs."""
+    """Return the cases and tests that only CI runs."""
     return frozenset(CI_ONLY.read_text().splitlines())
 
 
 def is_left_to_ci(config: pytest.Config, name: str) -> bool:
-    """Return whether only CI runs a module or a test, and this run is not CI's."""
-    module, function = name.partition("::")[0], name.partition("[")[0]
-    return config.getoption("thorough", 1) == 0 and not read_ci_only().isdisjoint((module, function, name))
+    """Return whether only CI runs a test, and this run is not CI's."""
+    return config.getoption("thorough", 1) == 0 and not read_ci_only().isdisjoint((name.partition("[")[0], name))
+
+
+def is_module_left_to_ci(config: pytest.Config, module: str) -> bool:
+    """Return whether only CI runs each test that a module has today."""
+    functions = re.findall(r"^def (test_\w+)\(", (config.rootpath / module).read_text(), re.MULTILINE)
+    return bool(functions) and all(is_left_to_ci(config, f"{module}::{function}") for function in functions)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     share = config.getoption("thorough")
     seen: Counter[str] = Counter()  # Cases of each function.
-    left_out = [item for item in items if is_left_to_ci(config, item.nodeid)]
+    left_out = {item for item in items if is_left_to_ci(config, item.nodeid)}
     for item in items:
         if marks := list(item.iter_markers("thorough")):
             function = item.nodeid.partition("[")[0]
@@ -94,11 +102,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             seen[function] += 1
             is_too_costly = share < 1 and item.get_closest_marker("costly") is not None
             if item.stash[IS_THOROUGH] and (is_too_costly or not is_in(share, item.nodeid)):
-                left_out.append(item)
+                left_out.add(item)
     if left_out:
-        unwanted = set(left_out)
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in unwanted]
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _is_marked(marks: list[pytest.Mark], case: int) -> bool:

@@ -422,7 +422,7 @@ class Leases:
         """Return the step that grants or renews the lease; the caller has the lock."""
         expires_ms = self._clock.wall_ms() + int(self._policy.lease_s * 1000)
         open_reads = [seqno for shared_hold in self._held.values() for _, seqno in shared_hold.claims.values()]
-        reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
+        reads_from = min([*open_reads, self._follower.state.seqno])
         return kinds.GrantLease(lease.id, self._holder, expires_ms, renews, reads_from, self._consumer)
 
     def _move_holds(self, holds: Mapping[str, _SharedHold], *, eager: bool) -> int:
@@ -496,9 +496,9 @@ class Leases:
                     return [kinds.ReleaseHold(collection, shared_hold.hold)]
                 self._drop_hold(collection, shared_hold)
                 return []
-            if shared_hold.lease.is_lost or shared_hold.is_gone or least_time == shared_hold.durable:
-                return []
-            if shared_hold.durable is not None and shared_hold.durable < least_time and not eager:
+            durable = shared_hold.durable
+            is_enough = durable is not None and (durable == least_time if eager else durable <= least_time)
+            if shared_hold.lease.is_lost or shared_hold.is_gone or is_enough:
                 return []
             shared_hold.durable = None
             shared_hold.in_log = True

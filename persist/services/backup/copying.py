@@ -70,7 +70,6 @@ from persist.core.log.keys import (
     make_pages_key,
     make_record_key,
     parse_pages_seqno,
-    parse_state_collection,
 )
 from persist.core.log.kinds import BringsParts, Mutation
 from persist.core.log.records import Record
@@ -80,7 +79,7 @@ from persist.core.rendering import Shown, format_count
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import CollectionEntry, State
-from persist.engine.follow.checkpoint import StoredCheckpoint, load_contents
+from persist.engine.follow.checkpoint import StoredCheckpoint, iterate_checkpoints, load_contents, load_state
 from persist.engine.follow.follower import Follower
 from persist.engine.upkeep import OBJECTS, Names, find_sharers, list_named
 
@@ -192,7 +191,7 @@ def _run(
     is_whole: bool = False,
 ) -> Copied:
     """Copy a location for `backup` or `copy`. `forgets` deletes unneeded blobs of the target."""
-    settings, clock = settings or Settings(), clock or SystemClock()
+    clock = clock or SystemClock()
     with ExitStack() as ends:
         # Around the caches, which may hold what a store has lost.
         source = open_storage(location, storage_options, settings, clock)
@@ -225,8 +224,6 @@ class _Copier:
         self._mark = uuid.uuid4().hex.encode()
         self._incomplete: frozenset[str] = frozenset()  # Collections of which the target lacked parts before,
         self._left_out: set[str] = set()  # and those of which it lacks some now.
-        self._changed: set[str] = set()  # The collections of which something was copied,
-        self._is_any_dropped = False  # and whether the target has some that are not there any more.
 
     def copy_all(self, *, forgets: bool) -> Copied:
         """Copy until the target has all of the source's log; return the report."""
@@ -253,9 +250,7 @@ class _Copier:
         )
         with note_on_error(lambda: f"{copied}. What failed is only the deletion of what the target needs no longer."):
             try:
-                return replace(
-                    copied, deleted=self._delete_unnamed(self._load_checkpointed_state(), checkpoint) if forgets else 0
-                )
+                return replace(copied, deleted=self._delete_unnamed(target_state, checkpoint) if forgets else 0)
             except MissingBlob:
                 self._check_alone()  # A later backup may have deleted it.
                 raise
@@ -263,22 +258,19 @@ class _Copier:
     def _delete_reader_records(self, state: State) -> State:
         """Delete records of the target's readers from its log; return its state. `state`: of the source."""
         target_state = self._load_target_state()
-        last = target_state.seqno
-        while last >= 0 and target_state.location == state.location and self._is_reader_record(last, state):
-            last -= 1
-        checkpoints = [(seqno, entry.key) for seqno, entry in list_checkpoints(self._target)]
-        begins = last >= target_state.control.log_floor or any(seqno <= last for seqno, _ in checkpoints)
-        common = (
-            {self._record(blob, last) for blob in (self._source, self._target)}
-            if 0 <= last < target_state.seqno
-            else set()
-        )
-        if not begins or len(common) != 1 or None in common:
+        if target_state.location != state.location:
+            return target_state
+        # A reader that does not know yet that its records were deleted may have left one beyond the end of the log.
+        seqnos = [seqno for seqno, _ in list_records(self._target)][::-1]
+        last = next((seqno for seqno in seqnos if not self._is_reader_record(seqno, state)), target_state.seqno)
+        extra = [seqno for seqno in seqnos if seqno > last]
+        ours, target_record = (self._record(blob, last) for blob in (self._source, self._target))
+        if not extra or ours is None or ours != target_record:
             return target_state  # Its last records do not come from readers alone.
         self._check_alone()
-        for key in [key for seqno, key in checkpoints if seqno > last]:
+        for key in [entry.key for seqno, entry in list_checkpoints(self._target) if seqno > last]:
             self._target.delete(key)
-        for seqno in range(target_state.seqno, last, -1):
+        for seqno in extra:
             self._target.delete(make_record_key(seqno))
         return self._load_checkpointed_state()
 
@@ -357,12 +349,9 @@ class _Copier:
         self._missing.clear()
         self._left_out.clear()
         objects = set() if newest is None else self._names.list_named(newest.checkpoint)
-        present = {what: self._list_present(prefix) for what, prefix in OBJECTS.items()}
-        self._is_any_dropped = any(
-            (parse_state_collection(key) or "") not in state.entries for key in present["states"]
-        )
+        present = {prefix: self._list_present(prefix) for prefix in (LISTS, STATES, DIRECTORIES)}
         for id_, entry in state.entries.items():
-            is_there = entry.stored and all(pointer.blob in present["states"] for pointer in entry.stored)
+            is_there = entry.stored and all(pointer.blob in present[STATES] for pointer in entry.stored)
             if not is_there or entry.pending or id_ in self._incomplete:
                 self._copy_parts(state, id_, entry)
         missing = self._missing - self._gone
@@ -378,23 +367,18 @@ class _Copier:
         self._check_alone()
         self._record_damage()
         floor = state.control.log_floor
-        lists = _find_part_lists(self._source, max(floor, last + 1), state.seqno)
-        present_objects = {**present["lists"], **present["states"], **present["directories"]}
-        for prefix in (LISTS, STATES, DIRECTORIES):
-            missing_keys = sorted(
-                key for key in objects | lists if key.startswith(prefix) and key not in present_objects
-            )
-            self._copy_blobs((key, partial(_verify_framed, key)) for key in missing_keys)
         seqnos = range(max(floor, last + 1), state.seqno + 1)
+        lists = _find_part_lists(self._source, seqnos)
+        for prefix, keys in present.items():
+            missing_keys = sorted(key for key in objects | lists if key.startswith(prefix) and key not in keys)
+            self._copy_blobs((key, partial(_verify_framed, key)) for key in missing_keys)
         # A log that is there goes on in order. A new one ends with its first record, so that a partial copy cannot be
         # opened.
         for seqno in seqnos if last >= 0 else reversed(seqnos):
             self._copy_one(make_record_key(seqno), partial(_verify_framed, make_record_key(seqno)))
-        if newest is not None:
-            key = newest.pointer.blob
-            if self._target.get(key, (0, 0)) is None:
-                self._check_alone()
-                self._copy_one(key, partial(_verify_framed, key))
+        if newest is not None and newest.pointer.blob not in self._list_present(CHECKPOINTS):
+            self._check_alone()
+            self._copy_one(newest.pointer.blob, partial(_verify_framed, newest.pointer.blob))
         return newest
 
     def _check_alone(self) -> None:
@@ -420,18 +404,17 @@ class _Copier:
         contents = _load_contents(self._source, state, entry)
         if contents is None:
             return
-        self._changed.add(id_)
         checks = _make_checks(contents)
-        present: dict[str, int] = {}
+        present = set[str]()
         for folder in {get_second_part(key) for key in checks}:
             present |= self._list_present(f"{PARTS}{folder}/")
         self._copy_blobs((key, check) for key, check in sorted(checks.items()) if key not in present)
         if self._damaged & checks.keys():
             self._left_out.add(id_)
 
-    def _list_present(self, prefix: str) -> dict[str, int]:
-        """Return the sizes of the target's blobs below a prefix, by key."""
-        return {entry.key: entry.bytes for entry in self._target.list(prefix)}
+    def _list_present(self, prefix: str) -> set[str]:
+        """Return the keys of the target's blobs below a prefix."""
+        return {entry.key for entry in self._target.list(prefix)}
 
     def _copy_blobs(self, wanted: Iterable[tuple[str, Check]]) -> None:
         """Copy blobs, several at once."""
@@ -479,24 +462,40 @@ class _Copier:
             raise CorruptBlob(f"{self._target.url}/{key}", why, "Delete it there, and copy again")
         return len(data) if is_new else None
 
-    def _delete_unnamed(self, state: State, checkpoint: StoredCheckpoint | None) -> int:
-        """Delete blobs that the target's state does not name; return their number."""
-        deleted = 0
-        shares = find_sharers(state)
-        for folder, entries in groupby(self._target.list(PARTS), lambda entry: get_second_part(entry.key)):
-            owners = {folder, *(sharer.id for sharer in shares.get(folder, ()))}
-            if owners <= state.entries.keys() and not (self._is_any_dropped or owners & self._changed):
-                continue
-            named = list_named(self._target, state, folder, shares)
-            unnamed = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in named]
-            deleted += self._delete_extra(unnamed)
-        floor, older, named = state.control.log_floor, list[str](), set[str]()
+    def _delete_unnamed(self, before: State, checkpoint: StoredCheckpoint | None) -> int:
+        """Delete blobs that the target's state does not name; return their number.
+
+        The folders of collections that did not change are not looked at. If an earlier backup was interrupted, older
+        checkpoints show what has changed since the last complete one, so they are deleted after the parts.
+
+        Args:
+            before: the target's state before this backup.
+        """
+        state = self._load_checkpointed_state()
+        floor, stored, named = state.control.log_floor, list[StoredCheckpoint](), set[str]()
         if checkpoint is not None:
-            older = [e.key for seqno, e in list_checkpoints(self._target) if seqno < checkpoint.checkpoint.seqno]
+            seqno = checkpoint.checkpoint.seqno
+            stored = [each for each in iterate_checkpoints(self._target) if each.checkpoint.seqno <= seqno]
             named = Names(self._target).list_named(checkpoint.checkpoint)
+        older = [each.pointer.blob for each in stored[1:]]
         records = [entry.key for seqno, entry in list_records(self._target) if seqno < floor]
-        named |= _find_part_lists(self._target, floor, state.seqno)
-        objects = [key for prefix in OBJECTS.values() for key in self._list_present(prefix) if key not in named]
+        named |= _find_part_lists(self._target, range(floor, state.seqno + 1))
+        objects = sorted(key for prefix in OBJECTS.values() for key in self._list_present(prefix) - named)
+        earlier = [before, *(load_state(self._target, each.checkpoint) for each in stored)]
+        shares, *earlier_shares = (find_sharers(each) for each in (state, *earlier))
+
+        def is_unchanged(id_: str) -> bool:
+            entry = state.entries.get(id_)
+            return entry is not None and all(each.entries.get(id_) == entry for each in earlier)
+
+        deleted = 0
+        for folder, entries in groupby(self._target.list(PARTS), lambda entry: get_second_part(entry.key)):
+            sharers = (sharer.id for each in (shares, *earlier_shares) for sharer in each.get(folder, ()))
+            if all(map(is_unchanged, (folder, *sharers))):
+                continue
+            used = list_named(self._target, state, folder, shares)
+            unused = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in used]
+            deleted += self._delete_extra(unused)
         return deleted + sum(self._delete_extra(keys) for keys in (older, records, objects))
 
     def _delete_extra(self, keys: Sequence[str]) -> int:
@@ -521,10 +520,10 @@ def _load_contents(blob: Blob, state: State, entry: CollectionEntry) -> Collecti
     return load_contents(blob, state.location, entry).contents
 
 
-def _find_part_lists(blob: Blob, first: int, last: int) -> set[str]:
-    """Return the part lists that records first to last name. Raises MissingBlob: a record is not there any more."""
+def _find_part_lists(blob: Blob, seqnos: Iterable[int]) -> set[str]:
+    """Return the part lists that some records name. Raises MissingBlob: a record is not there any more."""
     named = set()
-    for seqno in range(first, last + 1):
+    for seqno in seqnos:
         key = make_record_key(seqno)
         data = blob.get(key)
         if data is None:

@@ -10,11 +10,19 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from persist.blob.errors import Indeterminate, InvalidUsage, Unavailable
-from persist.blob.layers.cache import ENTRY_OVERHEAD_BYTES, CachedBlob
+from persist.blob.errors import CorruptBlob, Indeterminate, InvalidUsage, Unavailable
+from persist.blob.layers.cache import (
+    ENTRY_OVERHEAD_BYTES,
+    SMALL_BYTES,
+    CacheCount,
+    CachedBlob,
+    get_checked,
+    get_range_checked,
+)
 from persist.blob.layers.cache_folder import FILE_SHARE_MAX, PAUSE_S, BoundedFolder
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
@@ -26,7 +34,7 @@ from persist.core.log.keys import is_immutable
 from tests.support.clocks import ImpatientClock
 from tests.support.forks import forked_python
 from tests.support.paths import ROOT
-from tests.support.stepped import WAIT_S
+from tests.support.stepped import WAIT_S, wait_until
 
 KEY = "part/c/00000000000000000001-0123456789abcdef0123456789abcdef.parquet"
 
@@ -39,6 +47,49 @@ def store() -> MeteredBlob:
         store.set(f"part/{number}", value_of(number))
     store.set(KEY, b"value")
     return store
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+@pytest.mark.parametrize("reads_range", [False, True])
+def test_what_proves_corrupt_is_fetched_once_more_past_the_cache(
+    store: MeteredBlob, is_cached: bool, reads_range: bool
+) -> None:
+    blob = CachedBlob(store, is_immutable=is_immutable) if is_cached else store
+    wrong, seen = [b"value", b"val"], list[bytes]()
+
+    def check(value: bytes) -> int:
+        seen.append(value)
+        if wrong and value == wrong[reads_range]:
+            wrong.clear()
+            raise CorruptBlob(KEY, "made up")
+        return len(value)
+
+    def read(key: str) -> int | None:
+        return get_range_checked(blob, key, (0, 3), check) if reads_range else get_checked(blob, key, 5, check)
+
+    assert read("part/absent") is None
+    blob.get(KEY)
+    if is_cached:
+        assert read(KEY) == len(seen[0])
+    else:
+        with pytest.raises(CorruptBlob, match="made up"):
+            read(KEY)
+    assert len(seen) == 1 + is_cached
+    assert gets(store) == 3
+    wrong += [b"value", b"val"]
+    if is_cached:
+        store.delete(KEY)
+        assert read(KEY) is None
+
+
+def test_a_value_far_larger_than_expected_is_damage() -> None:
+    store = MemoryBlob()
+    store.set("small", bytes(SMALL_BYTES))
+    store.set("large", bytes(SMALL_BYTES + 1))
+    assert get_checked(store, "small", 5, len) == SMALL_BYTES
+    assert get_checked(store, "large", SMALL_BYTES + 1, len) == SMALL_BYTES + 1
+    with pytest.raises(CorruptBlob, match=f"it has {SMALL_BYTES + 1:,} bytes, and at most {SMALL_BYTES:,} can"):
+        get_checked(store, "large", SMALL_BYTES, len)
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -65,7 +116,13 @@ def test_a_value_is_fetched_once(store: MeteredBlob, cached: CachedBlob) -> None
     for _ in range(3):
         assert cached.get(KEY) == b"value"
     assert gets(store) == 1
-    assert (cached.get_counts().hits, cached.get_counts().misses) == (2, 1)
+    counts = cached.get_counts()
+    if counts.memory_bytes:
+        assert counts == CacheCount(hits=2, misses=1, memory_bytes=5 + ENTRY_OVERHEAD_BYTES)
+    else:
+        assert counts == CacheCount(
+            hits=2, folder_hits=2, misses=1, folder_bytes=8 + 16 + 4 + len(f"{store.url}\n{KEY}") + 5
+        )
 
 
 def test_an_empty_value_is_kept(store: MeteredBlob, cached: CachedBlob) -> None:
@@ -222,8 +279,13 @@ def waiting(cached: CachedBlob, others: int, gate: Gate, pool: ThreadPoolExecuto
     reads = [pool.submit(cached.get, KEY)]
     assert gate.arrived.acquire(timeout=WAIT_S)
     reads += [pool.submit(cached.get, KEY) for _ in range(others)]
-    time.sleep(0.05)  # Nothing tells from outside that they wait; if they do not yet, they find the value kept.
+    wait_for_readers(cached, others)
     return reads
+
+
+def wait_for_readers(cached: CachedBlob, count: int) -> None:
+    """Return when that many threads wait for the fetch of another one."""
+    wait_until(lambda: len(cached._fetches[KEY]._condition._waiters) == count)  # type: ignore[attr-defined]
 
 
 def test_threads_that_want_a_key_at_the_same_time_share_one_fetch() -> None:
@@ -246,7 +308,7 @@ def test_a_shared_fetch_that_found_nothing_is_not_the_answer_for_the_others() ->
         assert store.arrived.acquire(timeout=WAIT_S)
         store.set(KEY, b"value")  # By another client.
         second = pool.submit(cached.get, KEY)
-        time.sleep(0.05)
+        wait_for_readers(cached, 1)
         store.let.release(2)
         assert (first.result(WAIT_S), second.result(WAIT_S)) == (None, b"value")
 
@@ -315,34 +377,18 @@ def test_memory_is_bounded_and_what_is_read_more_often_stays(store: MeteredBlob)
     assert cached.get_counts().memory_bytes == 16 * value_bytes
 
 
-def test_a_folder_is_bounded_and_what_was_used_longest_ago_goes_first(store: MeteredBlob, tmp_path: Path) -> None:
-    room = 20_000
-    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path, folder_bytes=room)
-    for number in range(100):
-        cached.get(f"part/{number}")
-        cached.get("part/0")
-        taken = sum(path.stat().st_size for path in files(tmp_path))
-        assert taken <= room
-        assert taken > room * 0.84 or not cached.get_counts().evictions, "a tenth is made free at once"
-
-    counts = cached.get_counts()
-    assert counts.evictions == 100 - len(files(tmp_path))
-    assert counts.folder_bytes == sum(path.stat().st_size for path in files(tmp_path))
-    before = gets(store)
-    for number in (0, *range(90, 100)):
-        assert cached.get(f"part/{number}") == value_of(number)
-    assert gets(store) == before
-
-
 def test_a_value_that_is_large_for_the_room_is_not_kept(store: MeteredBlob, tmp_path: Path) -> None:
-    room = 1000 * FILE_SHARE_MAX
-    for kwargs in ({"memory": Cache(room - 1)}, {"memory": Cache(0), "folder": tmp_path, "folder_bytes": room - 1}):
-        cached = CachedBlob(store, is_immutable=is_immutable, **kwargs)
-        cached.get("part/1")
-        before = gets(store)
-        assert cached.get("part/1") == value_of(1)
-        assert gets(store) == before + 1
-    assert files(tmp_path) == []
+    for less in (1, 0):
+        in_memory = Cache((1000 + ENTRY_OVERHEAD_BYTES) * FILE_SHARE_MAX - less)
+        in_folder = {"memory": Cache(0), "folder": tmp_path, "folder_bytes": 1000 * FILE_SHARE_MAX - less}
+        for kwargs in ({"memory": in_memory}, in_folder):
+            cached = CachedBlob(store, is_immutable=is_immutable, **kwargs)
+            for _ in range(3):  # What is not needed must be wanted more than once.
+                cached.get("part/1")
+            before = gets(store)
+            assert cached.get("part/1") == value_of(1)
+            assert gets(store) == before + less
+        assert len(files(tmp_path)) == 1 - less
 
 
 def test_no_room_in_memory_keeps_nothing_there(store: MeteredBlob) -> None:
@@ -531,22 +577,6 @@ def test_a_folder_that_is_removed_is_made_again(store: MeteredBlob, tmp_path: Pa
     assert cached.get_counts().disk_errors == 0
 
 
-def test_files_of_others_in_the_folder_are_left_alone_and_old_temporaries_are_not(
-    store: MeteredBlob, tmp_path: Path
-) -> None:
-    (tmp_path / "notes.txt").write_bytes(b"x" * 50_000)
-    for name, age_s in (("a" * 32, TEMPORARY_AGE_MAX_S + 60), ("b" * 32, 60)):
-        path = tmp_path / f".tmp-{name}.cached"
-        path.write_bytes(b"half")
-        os.utime(path, (time.time() - age_s,) * 2)
-    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path, folder_bytes=20_000)
-    for number in range(50):
-        cached.get(f"part/{number}")
-    assert len(files(tmp_path)) > 5
-    others = [name for name in os.listdir(tmp_path) if not name[0].isalnum() or name.endswith("txt")]
-    assert sorted(others) == [f".tmp-{'b' * 32}.cached", "notes.txt"]
-
-
 WORKER = """
 import random, sys
 from persist.blob.lru import Cache
@@ -607,24 +637,6 @@ def test_room_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
         CachedBlob(MemoryBlob(), is_immutable=is_immutable, **wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.thorough
-def test_many_threads_and_little_room_give_right_answers(store: MeteredBlob, tmp_path: Path) -> None:
-    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(15_000), folder=tmp_path, folder_bytes=30_000)
-
-    def read(seed: int) -> None:
-        chance = random.Random(seed)
-        for _ in range(300):
-            number = chance.randrange(100)
-            if chance.random() < 0.05:
-                cached.set(f"part/{number}", value_of(number))
-            assert cached.get(f"part/{number}") == value_of(number)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(read, range(8)))
-    assert cached.get_counts().memory_bytes <= 15_000
-    assert cached._fetches == {}
-
-
 def test_a_file_that_is_written_while_another_thread_makes_room_is_within_it_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -643,3 +655,92 @@ def test_a_file_that_is_written_while_another_thread_makes_room_is_within_it_too
 
     assert not late.is_alive()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == folder.bytes <= 1000
+
+
+def test_a_folder_is_looked_through_at_the_first_write_at_each_sixteenth_and_when_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, scan, rename = BoundedFolder(tmp_path / "a" / "b", 1600, SystemClock()), os.scandir, os.rename
+    looks, written = list[int](), 0
+
+    def scandir(path: str) -> Any:
+        looks.append(written)
+        return scan(path)
+
+    def rename_with_age(source: str, target: str) -> None:
+        os.utime(source, ns=(written, written))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(os, "rename", rename_with_age)
+
+    def write(size: int) -> None:
+        nonlocal written
+        written += 1
+        assert folder.write_file(folder.make_path(f"{written:032x}", "rows"), [bytes(size - 1), memoryview(b"x")])
+
+    for _ in range(7):
+        write(50)
+    assert looks == [1, 3, 5, 7], "1600 // 16 == 2 * 50"
+    assert (folder.bytes, folder.evictions) == (350, 0)
+    others = [tmp_path / "a" / "b" / name for name in (f"{'f' * 32}.txt", "f.rows", ".tmp-f.rows")]
+    for other in others:
+        other.write_bytes(bytes(5000))
+        os.utime(other, (0, 0))
+    for age_s in (TEMPORARY_AGE_MAX_S + 60, TEMPORARY_AGE_MAX_S - 60):
+        path = tmp_path / "a" / "b" / f".tmp-{int(age_s):032x}.cached"
+        path.write_bytes(bytes(5000))
+        os.utime(path, (time.time() - age_s,) * 2)
+    foreign = folder.make_path("e" * 32, "cached")
+    Path(foreign).write_bytes(bytes(160))  # By another process, and not used for long.
+    os.utime(foreign, ns=(0, 0))
+    write(1090)
+    assert (folder.bytes, folder.evictions) == (1600, 0), "all that is allowed"
+    assert looks.pop() == 8
+    write(50)
+    assert (folder.bytes, folder.evictions) == (1440, 2), "1650 less 160 less 50, which is nine tenths"
+    assert looks.pop() == 9
+    left = sorted(name for name in os.listdir(folder.root) if name[:32].isalnum() and len(name) == 37)
+    assert left == [f"{number:032x}.rows" for number in range(2, 10)]
+    assert all(other.exists() for other in others)
+    assert [name for name in os.listdir(folder.root) if name.endswith("cached")] == [path.name]
+
+
+def test_a_file_that_another_process_removed_first_is_none_of_the_evictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = BoundedFolder(tmp_path, 100, SystemClock()), os.unlink
+
+    def unlink(path: str) -> None:
+        real(path)
+        if ".tmp-" not in path:
+            raise FileNotFoundError
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    for number in range(3):
+        assert folder.write_file(folder.make_path(f"{number:032x}", "cached"), [bytes(50)])
+    assert (folder.bytes, folder.evictions, folder.disk_errors) == (50, 0, 0)
+
+
+def test_a_write_that_is_not_kept_or_refused_leaves_nothing_and_a_refused_one_makes_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ImpatientClock()
+    folder = BoundedFolder(tmp_path, 100, clock)
+    path, held = folder.make_path("0" * 32, "rows"), threading.Lock()
+    assert not folder.write_file(path, [b"x"], lock=held, may_keep=lambda: not held.locked())
+    assert folder.write_file(path, [b"x"], lock=held, may_keep=held.locked)
+    assert (folder.bytes, folder.disk_errors, os.listdir(tmp_path)) == (1, 0, ["0" * 32 + ".rows"])
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "injected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", refuse)
+        assert not folder.write_file(path, [b"y"])
+    for pause_s, is_paused in ((0.0, True), (PAUSE_S - 0.001, True), (0.002, False)):
+        clock.sleep(pause_s)
+        assert folder.is_paused == is_paused
+        assert is_paused != folder.write_file(path, [b"y"])
+    assert (folder.disk_errors, folder.bytes, Path(path).read_bytes()) == (1, 2, b"y")
+    assert os.listdir(tmp_path) == ["0" * 32 + ".rows"]

@@ -22,7 +22,7 @@ import msgspec
 import persist
 from persist.blob.stores.file import FileBlob
 from tests.blob.power_cuts.disk import Disk, Tree, materialise
-from tests.blob.power_cuts.recorder import Event, Killed, Mark, Recorder, Stack
+from tests.blob.power_cuts.recorder import Event, Killed, Mark, Recorder
 from tests.proofs.simulator.judge import judge
 from tests.proofs.simulator.language import Step, generate
 from tests.proofs.simulator.players import features
@@ -36,14 +36,6 @@ SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None  # These folders liv
 
 class Violation(AssertionError):
     """A promise was broken."""
-
-
-Skip = Callable[[Stack], bool]
-
-
-def no_fsync(lines: Stack) -> bool:
-    """Leave out no fsync at all."""
-    return False
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -121,16 +113,16 @@ class Ledger:
             raise Violation(f"nobody stored {foreign}")
 
 
-def record_calls(top: str, *, skip: Skip = no_fsync, blob_type: type[FileBlob] = FileBlob) -> Recorder:
+def record_calls(top: str, *, blob_type: type[FileBlob] = FileBlob) -> Recorder:
     """Make the first calls in an empty folder."""
-    recorder = Recorder(top, skip)
+    recorder = Recorder(top)
     with recorder.installed():
         _make_calls(recorder, blob_type(os.path.join(top, LOCATION)), FIRST_CALLS)
     recorder.check_complete()
     return recorder
 
 
-def record_two_lives(top: str, killed_after: int, *, is_older: bool, skip: Skip = no_fsync) -> tuple[Recorder, int]:
+def record_two_lives(top: str, killed_after: int, *, is_older: bool) -> tuple[Recorder, int]:
     """Make the first calls until the process is killed, after so many events, and the later calls in another process.
 
     Args:
@@ -139,7 +131,7 @@ def record_two_lives(top: str, killed_after: int, *, is_older: bool, skip: Skip 
     Returns:
         the recording, and at which event the process was killed.
     """
-    recorder = Recorder(top, skip)
+    recorder = Recorder(top)
     other = FileBlob(os.path.join(top, LOCATION))
     with recorder.installed():
         if is_older:
@@ -243,9 +235,9 @@ def story(seed: int = 1, size: int = 70) -> list[Step]:
     return [{k: v for k, v in step.items() if k not in calm} for step in steps if step["op"] not in ("crash", "down")]
 
 
-def record_story(top: str, steps: list[Step], *, skip: Skip = no_fsync) -> Recorder:
+def record_story(top: str, steps: list[Step], *, syncs: bool = True) -> Recorder:
     """Do steps with a client of an empty folder, one after the other."""
-    recorder = Recorder(top, skip)
+    recorder = Recorder(top, syncs=syncs)
     plan = Plan(os.path.join(top, LOCATION), {}, "", 0, 0, steps)
     with recorder.installed():
         ProcessRun(plan, lambda **line: recorder.mark(line)).live()

@@ -19,15 +19,12 @@ A recorder can also act as the death of a process: from an event on, every call 
 import builtins
 import io
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
-STORE_MODULE = "persist.blob.stores.file"
 _CHANGING_MODES = frozenset("wxa+")
 
 
@@ -61,9 +58,6 @@ class Mark:
 Event = Entry | Data | Sync | Mark
 
 
-Stack = tuple[int, ...]  # Lines of the store's module, the outermost first, that an fsync was called through.
-
-
 class Recorder:
     """Records what happens below a folder.
 
@@ -73,15 +67,15 @@ class Recorder:
 
     Args:
         top: an empty folder that exists; as durable as can be.
-        skip: tells by the lines that it is called through which fsync is left out.
+        syncs: whether an fsync has an effect.
     """
 
-    def __init__(self, top: str, skip: Callable[[Stack], bool] = lambda lines: False) -> None:
+    def __init__(self, top: str, *, syncs: bool = True) -> None:
         self.top = top
         self.events: list[Event] = []
         self.calls: list[int] = []
         self.kill_at: int | None = None
-        self._skip = skip
+        self._syncs = syncs
         self._lock = threading.RLock()
         self._folders: dict[int, dict[str, int]] = {0: {}}
         self._contents: dict[int, bytes] = {}
@@ -179,7 +173,7 @@ class Recorder:
     def _fsync(self, real: Callable[[int], None], descriptor: int) -> None:
         # The real fsync is left out: the disk that matters here is the model's.
         inode = self._inodes.get(os.fstat(descriptor).st_ino)
-        if inode is not None and not self._skip(_lines_in_store()):
+        if inode is not None and self._syncs:
             self.events.append(Sync(inode))
 
     def _mkdir(self, real: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
@@ -258,16 +252,6 @@ class Recorder:
             return next((p for n, child in children if (p := walk(child, os.path.join(path, n)))), None)
 
         return walk(0, self.top)
-
-
-def _lines_in_store() -> Stack:
-    lines: list[int] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == STORE_MODULE:
-            lines.insert(0, frame.f_lineno)
-        frame = frame.f_back
-    return tuple(lines)
 
 
 def read_tree(top: str) -> dict[str, bytes | None]:

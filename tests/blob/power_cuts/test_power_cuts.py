@@ -3,7 +3,7 @@
 import random
 import tempfile
 from collections.abc import Iterator
-from itertools import chain, product
+from itertools import product
 
 import pytest
 
@@ -12,17 +12,15 @@ from persist.blob.stores.file import FileBlob
 from tests.blob.power_cuts.cuts import (
     SCRATCH,
     Cuts,
-    Skip,
     Violation,
     new_folders,
-    no_fsync,
     record_calls,
     record_story,
     record_two_lives,
     story,
 )
 from tests.blob.power_cuts.disk import Disk
-from tests.blob.power_cuts.mutants import FsyncCall, InPlace, LinkedTooEarly, Overwriting, fsync_calls
+from tests.blob.power_cuts.mutants import InPlace, LinkedTooEarly, Overwriting
 from tests.blob.power_cuts.recorder import Data, Entry, Recorder, Sync
 from tests.support.tiers import examples
 
@@ -36,11 +34,11 @@ def folders() -> Iterator[Iterator[str]]:
         yield new_folders(top)
 
 
-def two_lives(folders: Iterator[str], skip: Skip = no_fsync) -> Iterator[tuple[Recorder, int]]:
+def two_lives(folders: Iterator[str]) -> Iterator[tuple[Recorder, int]]:
     """Yield recordings of a process that is killed and another that goes on, for each moment it may be killed at."""
     moments = range(max(record_calls(next(folders)).calls) + 1)
     for killed_after, is_older in product(moments, (False, True)):
-        yield record_two_lives(next(folders), killed_after, is_older=is_older, skip=skip)
+        yield record_two_lives(next(folders), killed_after, is_older=is_older)
 
 
 def test_whatever_a_power_cut_leaves_holds_all_that_was_acknowledged_and_nothing_torn(folders: Iterator[str]) -> None:
@@ -74,19 +72,6 @@ def test_a_process_that_trusts_what_it_has_not_synced_since_would_be_found(
             Cuts(SEED).check_calls(recording.events, 4, since=killed_at)
 
 
-@pytest.mark.thorough(except_every=4)
-@pytest.mark.parametrize("call", fsync_calls()[::-1], ids=str)
-def test_without_any_one_of_its_fsyncs_a_folder_would_lose_or_tear_values(
-    folders: Iterator[str], call: FsyncCall
-) -> None:
-    cuts = Cuts(SEED)
-    alone = record_calls(next(folders), skip=call.skips)
-
-    with pytest.raises(Violation):
-        for recording, since in chain([(alone, 0)], two_lives(folders, call.skips)):
-            cuts.check_calls(recording.events, 4, since=since)
-
-
 @pytest.mark.parametrize("wrong", [InPlace, LinkedTooEarly, Overwriting])
 def test_a_wrong_way_to_write_is_found(folders: Iterator[str], wrong: type[FileBlob]) -> None:
     recording = record_calls(next(folders), blob_type=wrong)
@@ -105,7 +90,7 @@ def test_a_client_finds_its_log_whole_and_every_part_that_it_names_after_a_power
 
 
 def test_a_client_of_a_folder_that_does_not_sync_loses_what_it_acknowledged(folders: Iterator[str]) -> None:
-    recording = record_story(next(folders), story(), skip=lambda lines: True)
+    recording = record_story(next(folders), story(), syncs=False)
 
     with pytest.raises(Violation):
         Cuts(SEED).check_story(recording.events, most=4, share=0.2)

@@ -2,9 +2,11 @@
 
 import pickle
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
@@ -216,3 +218,57 @@ def test_bounds_of_a_range_that_was_sent_to_another_process_compare_as_before() 
         assert lower is not None
         assert lower < upper
         assert pickle.loads(pickle.dumps(keys)).make_comparable_bounds((pa.float64(),)) == (lower, upper)
+
+
+def test_hints_are_as_narrow_as_the_sampled_keys_allow() -> None:
+    schema = CollectionSchema.of({"k": pa.int64()}, None)
+    table = pa.table({"k": range(100), "_time": [0] * 100, "_diff": [1] * 100}).cast(schema.arrow)
+    ((_, part),) = encode_parts(table, schema)
+    unsampled, sampled = msgspec.structs.replace(part, keys_json=msgspec.Raw(b"null")), choose_sample_rows(100, 33)
+    ends = (None, -1, 0, 1, 3, 4, 50, 98, 99, 100, 500)
+    for lower, upper in product(ends, ends):
+        keys = KeyRange(*(None if end is None else [end] for end in (lower, upper)))
+        start = max((row for row in sampled if lower is not None and row < lower), default=0)
+        stop = min((row for row in sampled if upper is not None and row >= upper), default=100)
+        is_all = lower is None and upper is None
+        for _ in range(2):  # The second time by what is cached.
+            assert keys.bracket_samples(part, schema) == ((0, 100, 0) if is_all else (start, max(start, stop), 33))
+            assert keys.bracket_samples(unsampled, schema)[:2] in ((0, 100), (start, max(start, stop)))
+        assert KeyRange(keys.lower, keys.upper).bracket_samples(unsampled, schema) == (0, 100, 0)
+        assert keys.may_overlap(part, schema) == ((lower is None or lower <= 99) and (upper is None or upper > 0))
+        assert keys.covers(part, schema) == ((lower is None or lower <= 0) and (upper is None or upper > 99))
+        assert (keys.may_overlap(unsampled, schema), keys.covers(unsampled, schema)) == (True, is_all)
+        first, last = max(0, min(lower or 0, 100)), 100 if upper is None else max(0, min(upper, 100))
+        assert keys.find_rows(table, schema) == (first, max(first, last))
+        assert keys.find_end(table, schema) == last
+
+
+def test_slices_begin_where_equal_shares_of_the_rows_do() -> None:
+    schema = CollectionSchema.of({"k": pa.int64()}, None)
+
+    def part_of(keys: list[int]) -> Part:
+        rows = len(keys)
+        table = pa.table({"k": keys, "_time": range(rows), "_diff": [1] * rows}).cast(schema.arrow)
+        ((_, part),) = encode_parts(table, schema)
+        return part
+
+    def cuts(parts: list[Part], count: int, within: KeyRange | None = None) -> list[Any]:
+        ranges = split_key_space(parts, schema, count, within)
+        return [keys.lower[0] if keys.lower else None for keys in ranges]
+
+    one, other = part_of([*range(12)]), part_of([*range(100, 112)])
+    assert [cuts([one], count) for count in (0, 1, 2, 3, 4)] == [
+        [None],
+        [None],
+        [None, 6],
+        [None, 4, 8],
+        [None, 3, 6, 9],
+    ]
+    assert cuts([one, other], 2) == cuts([other, one], 2) == [None, 100]
+    assert cuts([one, other], 4) == [None, 6, 100, 106]
+    assert cuts([one, other], 2, KeyRange([100], None)) == [100, 106]
+    assert cuts([one, other], 2, KeyRange(None, [6])) == [None, 3]
+    assert cuts([one], 2, KeyRange([50], [60])) == [50]
+    assert cuts([part_of([1] * 9 + [2] * 3)], 4) == [None, 2]
+    assert cuts([part_of([1] * 12)], 4) == [None]
+    assert len(cuts([one], 500)) == 12

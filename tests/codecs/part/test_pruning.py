@@ -15,8 +15,15 @@ from hypothesis import given, settings
 
 from persist.codecs.part import filters
 from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.filters import select_matching_parts
+from persist.codecs.part.filters import (
+    add_both_zeros,
+    list_referenced_columns,
+    may_compare_with_nan,
+    select_matching_parts,
+    select_matching_ranges,
+)
 from persist.codecs.part.part import Part
+from persist.codecs.part.printing import print_filter
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
@@ -201,3 +208,113 @@ def test_groups_of_parts_hold_what_each_of_their_parts_may(monkeypatch: pytest.M
             asked.clear()
             assert select_matching_parts(parts, filter, SCHEMA) == [part]
             assert len(asked) <= 4, "groups were left out"
+
+
+ZEROS = pa.table(
+    {"x": [0.0, -0.0, 1.0, None], "h": pa.array([0.0, -0.0, 1.0, None], pa.float32()), "i": [0, 1, 2, None]}
+)
+
+
+@pytest.mark.parametrize(
+    ("filter", "rows"),
+    [
+        (pc.field("x").isin(pa.array([0.0])), [0, 1]),
+        (pc.field("x").isin(pa.array([-0.0, 1.0])), [0, 1, 2]),
+        (pc.field("x").isin(pa.array([-0.0, 0.0])), [0, 1]),
+        (pc.field("x").isin(pa.array([1.0, None])), [2, 3]),
+        (~pc.field("x").isin(pa.array([0.0, None])), [2]),
+        (pc.field("h").isin(pa.array([-0.0], pa.float32())), [0, 1]),
+        (pc.field("i").isin(pa.array([0])) | pc.field("x").isin(pa.array([0.0])), [0, 1]),
+        (pc.field("x") == 0.0, [0, 1]),
+        (pc.field("i").isin(pa.array([0, 2])), [0, 2]),
+        (
+            pc.struct_field(pc.make_struct(pc.field("x"), options=pc.MakeStructOptions(["a"])), ["a"]).isin(
+                pa.array([0.0])
+            ),
+            [0, 1],
+        ),
+    ],
+    ids=str,
+)
+def test_both_zeros_are_in_a_set_with_either(filter: pc.Expression, rows: list[int]) -> None:
+    extended = add_both_zeros(filter)
+    numbered = ZEROS.append_column("n", pa.array(range(4)))
+    assert numbered.filter(extended)["n"].to_pylist() == rows
+    has_zero = "is_in" in str(filter) and "value_set=double:[\n    1" not in str(filter)
+    assert (extended is filter) or has_zero
+
+
+@pytest.mark.parametrize(
+    ("filter", "columns", "may_be_nan"),
+    [
+        (pc.field("x") > 1, ["x"], False),
+        ((pc.field("x") > 1) & pc.field("i").is_null(), ["x", "i"], False),
+        (pc.field("x") > math.nan, ["x"], True),
+        (pc.sqrt(pc.field("x")) > 1, ["x"], True),
+        (pc.field("x").isin(pa.array([1.0, math.nan])), ["x"], True),
+        (pc.field("i").isin(pa.array(range(500))), ["i"], False),
+        (pc.field("x").isin(pa.array([*map(float, range(500)), math.nan])), ["x"], True),
+        (pc.field("s") == "nan", ["s"], True),
+        (pc.field("s") == "nanny", ["s"], False),
+        (pc.field("s").isin(pa.array(["x" * 300, "i"])), ["s"], False),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_filter_reads_its_columns_and_may_meet_nan(
+    filter: pc.Expression, columns: list[str], may_be_nan: bool
+) -> None:
+    schema = pa.schema([("x", pa.float64()), ("i", pa.int64()), ("s", pa.string()), ("unused", pa.int64())])
+    listed = list_referenced_columns(filter, schema)
+    assert {*columns} <= {*listed} <= ({"x", "i", "s"} if "..." not in print_filter(filter) else {*schema.names})
+    assert list_referenced_columns(filter, schema, besides=columns) == [name for name in listed if name not in columns]
+    assert may_compare_with_nan(filter) == may_be_nan
+
+
+KEYED = CollectionSchema.of({"i": pa.int64(), "s": pa.string()}, {"f": pa.float64()})
+
+
+@pytest.mark.parametrize(
+    ("least", "greatest", "filter", "may_match"),
+    [
+        ([1, "a"], [3, "b"], pc.field("i") == 2, True),
+        ([1, "a"], [3, "b"], pc.field("i") == 0, False),
+        ([1, "a"], [3, "b"], pc.field("i") == 4, False),
+        ([1, "a"], [3, "b"], pc.field("i").is_null(), False),
+        ([1, "a"], [3, "b"], pc.field("s") == "z", True),
+        ([1, "a"], [1, "b"], pc.field("s") == "z", False),
+        ([1, "a"], [1, "b"], pc.field("s") == "ab", True),
+        ([1, "a"], [1, None], pc.field("s") == "z", True),
+        ([1, "b"], [1, None], pc.field("s") == "a", False),
+        ([1, "b"], [1, None], pc.field("s").is_null(), True),
+        ([1, None], [1, None], pc.field("s") == "a", False),
+        ([1, "a"], [None, None], pc.field("i") == 0, False),
+        ([1, "a"], [None, None], pc.field("i").is_null(), True),
+        ([None, "a"], [None, "b"], pc.field("i") == 1, False),
+        ([None, "a"], [None, "b"], pc.field("s") == "z", False),
+        ([1, "a"], None, pc.field("i") == 0, False),
+        ([1, "a"], None, pc.field("i") == 9, True),
+        ([1, "a"], None, pc.field("i").is_null(), True),
+        (None, [3, "b"], pc.field("i") == 4, False),
+        (None, [3, "b"], pc.field("i") == -9, True),
+        (None, [3, "b"], pc.field("i").is_null(), False),
+        (None, [None, "b"], pc.field("i") == 4, True),
+        (None, None, pc.field("i") == 4, True),
+    ],
+)
+def test_a_range_of_keys_may_match_by_its_bounds(
+    least: Any, greatest: Any, filter: pc.Expression, may_match: bool
+) -> None:
+    ranges = [(None, None), (least, greatest)]
+    assert select_matching_ranges(ranges, filter, KEYED, ["i", "s"]) == ([0, 1] if may_match else [0])
+    nan = pc.field("f") > math.nan
+    assert select_matching_ranges(ranges, nan, KEYED, ["i", "s"]) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "at", "may_match"),
+    [("1.0", "2.0", 3.0, False), ("1.0", "2.0", 1.5, True), ("1.0", "nan", 0.0, True), ("1.0", None, 0.0, True)],
+)
+def test_ranges_of_floats_are_bounded_by_numbers_only(low: str, high: str | None, at: float, may_match: bool) -> None:
+    schema = CollectionSchema.of({"f": pa.float64()}, None)
+    bound = None if high is None else [high]
+    assert select_matching_ranges([([low], bound)], pc.field("f") == at, schema, ["f"]) == [0] * may_match

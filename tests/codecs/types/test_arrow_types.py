@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -86,16 +87,27 @@ def test_what_is_no_type_at_all_is_refused() -> None:
         check_type("int64", "key field 'x'")
 
 
-def test_types_nest_sixteen_deep_and_no_deeper() -> None:
+@pytest.mark.parametrize(
+    ("nest", "write"),
+    [
+        (pa.list_, lambda t: {"list": t}),
+        (pa.large_list, lambda t: {"large_list": t}),
+        (lambda t: pa.list_(t, 2), lambda t: {"fixed_size_list": t, "size": 2}),
+        (lambda t: pa.map_(pa.string(), t), lambda t: {"map": ["string", t]}),
+        (lambda t: pa.map_(t, pa.string()), lambda t: {"map": [t, "string"]}),
+        (lambda t: pa.struct([("a", t)]), lambda t: {"struct": [["a", t]]}),
+    ],
+)
+def test_types_nest_sixteen_deep_and_no_deeper(nest: Any, write: Any) -> None:
     t = pa.int8()
     for _ in range(16):
-        t = pa.list_(t)
+        t = nest(t)
     check_type(t, "field 'x'")
     assert decode_type(encode_type(t)) == t
     with pytest.raises(SchemaMismatch, match="nested more than 16 deep"):
-        check_type(pa.list_(t), "field 'x'")
+        check_type(nest(t), "field 'x'")
     with pytest.raises(ValueError, match="nested more than 16 deep"):
-        decode_type({"list": encode_type(t)})
+        decode_type(write(encode_type(t)))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import datetime as dt
 from dataclasses import dataclass
 from decimal import Decimal
-from enum import StrEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import Annotated, Any, TypedDict
 from uuid import UUID
 
@@ -34,6 +34,17 @@ class Typed(TypedDict):
 
 class Colour(StrEnum):
     RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Plain(Enum):
+    ONE = 1
+
+
+class Text(str): ...
 
 
 FRAME = pl.DataFrame(schema={"id": pl.Int64, "name": pl.String, "at": pl.Datetime("us", "UTC")})
@@ -81,6 +92,8 @@ def test_the_same_fields_can_be_described_in_many_ways(spec: Any) -> None:
         (UUID, pa.binary(16)),
         (int | None, pa.int64()),
         (Colour, pa.string()),
+        (Level, pa.int64()),
+        (Annotated[int, "of something"], pa.int64()),
         (list[str], pa.list_(pa.string())),
         (dict[str, int], pa.map_(pa.string(), pa.int64())),
         (Typed, pa.struct(list(EXPECTED.items()))),
@@ -112,6 +125,7 @@ def test_a_type_is_stored_as_its_plain_one(given: Any, stored: pa.DataType) -> N
             object,
             r"key field 'x' has <class 'object'> for a type: give the name of a type of Arrow, .* or one of Python",
         ),
+        *((kind, "for a type") for kind in (Plain, Text, tuple[int], list, dict)),
         (Decimal, r"which says nothing of its digits \(write \"decimal128\(38, 10\)\"\)"),
         (int | str, "which may be any of several types"),
         ("int65", "and no type is called that"),

@@ -237,6 +237,13 @@ def test_a_column_of_the_same_family_is_converted(source: Any, values: Any, targ
             (pa.run_end_encoded(pa.int32(), pa.int8()), pa.string()),
         ),
         *((pa.struct([("a", pa.int8()), ("b", pa.int8())]), pa.struct([("a", pa.int8())])),),
+        *(
+            (pa.struct([("item", pa.int8())]), pa.list_(pa.int8())),
+            (pa.list_(pa.int8()), pa.struct([("item", pa.int8())])),
+        ),
+        *((pa.map_(pa.int8(), pa.int8()), pa.list_(pa.int8())), (pa.list_(pa.int8()), pa.map_(pa.int8(), pa.int8()))),
+        (pa.map_(pa.int8(), pa.int8()), pa.map_(pa.string(), pa.int8())),
+        (pa.map_(pa.int8(), pa.int8()), pa.map_(pa.int8(), pa.string())),
         *((pa.dictionary(pa.int8(), pa.string()), pa.int64()), (pa.dictionary(pa.int8(), pa.int8()), pa.bool_())),
     ],
     ids=str,
@@ -266,7 +273,7 @@ def test_a_column_of_another_family_is_a_schema_mismatch(source: pa.DataType, ta
     ],
     ids=str,
 )
-def test_a_value_that_would_change_names_its_row(source: Any, values: Any, target: Any, shown: str) -> None:
+def test_rule_25_a_value_that_would_change_names_its_row(source: Any, values: Any, target: Any, shown: str) -> None:
     with pytest.raises(InvalidUpdate) as caught:
         to_updates(_table(source, values), _one(target))
     for part in ("update 1 has", shown, "column 'x'", f"the collection stores {target}"):

@@ -195,7 +195,7 @@ def test_run_forever_repeats_a_step_whose_commit_is_in_doubt() -> None:
             worker.start()
             wait_until(lambda: store.is_done or not worker.is_alive())
             bank.transfer()
-            writer.load("totals").snapshot(bank.time - 1, timeout_s=60).count()
+            writer.load("totals").snapshot(bank.time - 1, timeout_s=WAIT_S).count()
             running.stop()
             worker.join(WAIT_S)
             assert not worker.is_alive()

@@ -334,7 +334,7 @@ def test_a_program_that_waits_asks_the_store_seldom_and_is_stopped_at_once() -> 
         with ledger().open(client) as running:
             worker = threading.Thread(target=running.run_forever)
             worker.start()
-            client.load("totals").snapshot(bank.time - 1, timeout_s=60)
+            client.load("totals").snapshot(bank.time - 1, timeout_s=WAIT_S)
             asked = -4
             while (so_far := blob.get_counts()["get"].requests) > asked + 3:  # The pauses double, and it becomes quiet.
                 asked = so_far
@@ -351,7 +351,7 @@ def test_a_run_ends_when_its_time_is_over_and_says_how_far_the_sources_are_seale
         program = Program("p").using(client)
         program.source("t").capture()
         with program.open(client) as running:
-            running.run(until=2, timeout_s=60.0)
+            running.run(until=2, timeout_s=WAIT_S)
             with pytest.raises(persist.InvalidUsage, match=r"run\(until=5\): after the timeout .* sealed up to 3 only"):
                 running.run(until=5, timeout_s=0.0)
         t.drop().result()

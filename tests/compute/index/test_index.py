@@ -1,8 +1,11 @@
 """An index: what is read by it, how it is kept, and what it follows; answers are those of the collection without it."""
 
 import pickle
+import re
 import uuid
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -14,8 +17,10 @@ import pytest
 
 import persist
 from persist.compute.index import load_indexes, plan_paths
+from persist.compute.index.lookups import find_by_index
 from persist.core.expression.filters import parse_where
 from persist.core.log import kinds
+from persist.core.state_rules.erasures import count_erasures
 from persist.engine.collection.reads import snapshot
 from persist.errors import ColumnsNeeded, InvalidUsage, SchemaMismatch
 from persist.sql import Wanted, plan_views
@@ -328,12 +333,17 @@ def test_dropping_an_index_changes_no_answer_and_dropping_the_collection_drops_i
 ) -> None:
     facts.index("d")
     facts.index("amount", "d")
-    with pytest.raises(InvalidUsage, match=r"no index by \['amount'\]; it has"):
+    told = "collection 'facts' has no index by {}; it has {}: name the columns of one"
+    with pytest.raises(InvalidUsage, match=re.escape(told.format(["amount"], [["d"], ["amount", "d"]]))):
         facts.drop_index("amount")
     found = facts.get(where="d = 7919")
     facts.drop_index("d").result()
     assert by_all(facts.get(where="d = 7919")) == by_all(found)
     assert [index.columns for index in facts.indexes()] == [("amount", "d")]
+    facts.drop_index("amount", "d").result()
+    with pytest.raises(InvalidUsage, match=re.escape(told.format(["d"], "none"))):
+        facts.drop_index("d")
+    facts.index("amount", "d")
     assert client.collections() == ["facts"]
     assert any(hold.name and hold.name.startswith("index ") for hold in facts.holds())
     facts.drop().result()
@@ -379,16 +389,20 @@ def test_an_index_keeps_only_what_its_next_refresh_needs(client: persist.Client,
         assert by_all(facts.get(where="d = 5")) == plain(facts, "d = 5")
 
 
-def test_clients_refresh_indexes_that_are_far_behind(
-    client: persist.Client, facts: persist.Collection, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by", ["client", "view"])
+def test_clients_and_views_refresh_indexes_that_are_far_behind(
+    client: persist.Client, facts: persist.Collection, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     facts.index("d")
-    facts.write([(1, (5, 5))], time=1, seal=2).result()
-    client.maintain()
-    assert facts.indexes()[0].as_of == 0
-    monkeypatch.setattr("persist.compute.index.maintenance.LAG_ROWS", 1)
-    client.maintain()
-    assert facts.indexes()[0].as_of == 1
+    view = client.create_view("v", "SELECT d, count(*) AS n FROM facts GROUP BY d")
+    view.refresh()
+    for time, (rows, parts, is_due) in enumerate(((3, 1, False), (2, 1, True), (3, 0, True)), 1):
+        before = facts.indexes()[0].as_of
+        monkeypatch.setattr("persist.compute.index.maintenance.LAG_ROWS", rows)
+        monkeypatch.setattr("persist.compute.index.maintenance.LAG_PARTS", parts)
+        facts.write([((1, (5, 5)), time, 1), ((2, (5, 5)), time, 1)], seal=time + 1).result()
+        client.maintain() if by == "client" else view.refresh()
+        assert facts.indexes()[0].as_of == (time if is_due else before)
 
 
 def test_of_two_that_make_or_refresh_an_index_at_once_one_does(facts: persist.Collection) -> None:
@@ -412,12 +426,61 @@ def test_a_look_up_goes_on_without_an_index_whose_parts_are_gone(facts: persist.
 
 
 def test_other_processes_look_up_by_what_they_are_sent(facts: persist.Collection) -> None:
+    """By an index that is older or newer than the read, until its parts are gone."""
+    index, keys = facts.index("d"), pa.table({"d": [7919]})
+    facts.write([((ROWS, (7919, 5)), 1, 1), ((1, (7919, 1)), 1, -1), ((2, (5, 5)), 1, 1)], seal=2).result()
+    reader = facts.handle.engine.reader()
+    for as_of, is_refreshed in ((0, False), (1, False), (0, True), (1, True)):
+        if is_refreshed:
+            facts.index("d")
+        (path,) = plan_paths(facts.handle, facts.handle.get_known_state(), facts.schema, as_of, ["id", "d"])
+        assert (path.columns, path.is_ahead) == (("d",), is_refreshed and as_of == 0)
+        assert (path.changes is None) == (as_of == is_refreshed)
+        more = path.estimate_bytes(keys) - replace(path, changes=None).estimate_bytes(keys)
+        assert more == (0 if path.changes is None else path.changes.memory)
+        sent = pickle.loads(pickle.dumps(path))
+        found = Counter[int]()
+        for table in sent.find_records(keys, reader):
+            assert table.column_names == ["id", "d", "_diff"]
+            for row in table.to_pylist():
+                found[row["id"]] += row["_diff"] if row["d"] == 7919 else 1000
+        assert {n: diff for n, diff in found.items() if diff} == {
+            row["id"]: 1 for row in plain(facts, "d = 7919", as_of)
+        }
+    assert index.rows == ROWS
+    for key in [part.blob for part in load_indexes(facts.handle)[0].contents.parts if part.blob]:
+        facts.handle.engine.blob.delete(key)
+    with pytest.raises(persist.errors.LeaseExpired):
+        list(path.find_records(keys, reader))
+
+
+def test_an_index_is_used_if_it_reads_less_than_half_and_not_too_much(
+    facts: persist.Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     facts.index("d")
-    facts.write([(ROWS, (7919, 5))], time=1, seal=2).result()
-    (path,) = plan_paths(facts.handle, facts.handle.get_known_state(), facts.schema, 1, ["id", "d"])
-    sent = pickle.loads(pickle.dumps(path))
-    found = pa.concat_tables(sent.find_records(pa.table({"d": [7919]}), facts.handle.engine.reader()))
-    assert sorted(found["id"].to_pylist()) == sorted(row["id"] for row in plain(facts, "d = 7919"))
+    erasures = count_erasures(facts.handle.get_known_state())
+    with facts.snapshot(where="d < 10 or d > 19990") as contents:
+        scan = contents.scan
+    plan = find_by_index(facts.handle, erasures, scan, scan.memory)
+    assert plan is not None
+    assert (plan.memory, len(plan.ranges)) == (sum(part.memory for part in plan.ranges), 2)
+    assert 15 * plan.memory < scan.memory
+    pays = scan.memory // plan.memory
+    for most, changed, pays_, least, is_used in (
+        (plan.memory, 0, 2, 1, True),
+        (plan.memory - 1, 0, 2, 1, False),
+        (scan.memory, 1, 2, 1, False),
+        (scan.memory, 0, pays, 1, True),
+        (scan.memory, 0, pays + 1, 1, False),
+        (scan.memory, 0, 2, scan.memory // 2, True),
+        (scan.memory, 0, 2, scan.memory // 2 + 1, False),
+    ):
+        monkeypatch.setattr("persist.compute.index.lookups.PAYS", pays_)
+        monkeypatch.setattr("persist.compute.index.lookups.LEAST_BYTES", least)
+        found = find_by_index(facts.handle, erasures + changed, scan, most)
+        assert (found is not None) == is_used, (most, changed, pays_, least)
+    for none in (replace(scan, filter=None), replace(scan, columns=())):
+        assert find_by_index(facts.handle, erasures, none, scan.memory) is None
 
 
 def test_what_cannot_be_an_index_is_refused(client: persist.Client) -> None:

@@ -44,7 +44,7 @@ def client(client: persist.Client) -> persist.Client:
         "SELECT d, window_start FROM tumble(events, ts, INTERVAL 1 DAY, shift := now() - TIMESTAMPTZ '2020-01-01')",
     ],
 )
-def test_a_query_that_reads_the_clock_in_any_form_is_refused_with_what_to_write(
+def test_rule_26_a_query_that_reads_the_clock_in_any_form_is_refused_with_what_to_write(
     client: persist.Client, sql: str
 ) -> None:
     with pytest.raises(persist.InvalidUsage, match=r"gives something else each time.*WHERE ts > _now\(\) - INTERVAL"):
@@ -67,7 +67,7 @@ def test_a_query_that_reads_the_clock_in_any_form_is_refused_with_what_to_write(
         "SELECT id, version() AS x FROM events",
     ],
 )
-def test_a_query_that_reads_a_random_source_or_the_session_is_refused(client: persist.Client, sql: str) -> None:
+def test_rule_26_a_query_that_reads_a_random_source_or_session_is_refused(client: persist.Client, sql: str) -> None:
     with pytest.raises(persist.InvalidUsage, match=r"(?s)gives something else each time.*keep the value.*\^"):
         client.create_view("view", sql)
 

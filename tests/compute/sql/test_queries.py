@@ -9,7 +9,7 @@ from tests.compute.sql.corpus import QUERIES, REFUSED
 from tests.compute.sql.grammar import Grammar
 from tests.compute.sql.listing import HEAD, PAGE, listed
 from tests.compute.sql.oracle import Changes, changes, check, program_of
-from tests.compute.sql.plans import changed, known_plans
+from tests.compute.sql.plans import changed, compute_digest, known_plans
 from tests.compute.sql.shrinking import shrunk_changes
 from tests.compute.sql.soak import as_dataflow, outcome
 
@@ -80,29 +80,18 @@ def test_a_function_that_is_listed_as_refused_is_refused(call: str) -> None:
         client.create_view("refused", f"SELECT {call} AS x")
 
 
-PARTS = 30
+RELEASE, PLANS = known_plans()
+FIRST = [sql for sql in QUERIES if PLANS.get(compute_digest(sql), "").endswith(" first")]
+BLOCKS = [*(FIRST[at::10] for at in range(10)), *(QUERIES[at::20] for at in range(20))]
 
 
-# The only ones that reach what others of the first tier do not.
-WORDS = (" try(", "UHUGEINT", "union_value", "ANTI JOIN u USING", "FULL O")
-RARE = [sql for sql in QUERIES if any(word in sql for word in WORDS)]
-
-SAME_RELEASE = pytest.mark.skipif(
-    duckdb.__version__ != known_plans()[0], reason="another release of DuckDB may bind queries otherwise"
+@pytest.mark.skipif(duckdb.__version__ != RELEASE, reason="another release of DuckDB may bind queries otherwise")
+@pytest.mark.parametrize(
+    "queries",
+    [pytest.param(block, marks=[pytest.mark.thorough] * (at >= 10), id=f"{at}") for at, block in enumerate(BLOCKS)],
 )
-
-
-@SAME_RELEASE
-def test_queries_of_what_is_rare_have_the_plans_that_were_compared() -> None:
-    assert RARE
-    assert not changed(RARE)
-
-
-@pytest.mark.thorough(except_every=30)
-@SAME_RELEASE
-@pytest.mark.parametrize("first", range(PARTS))
-def test_a_query_has_the_plan_whose_answers_were_compared_with_those_of_duckdb(first: int) -> None:
-    others = changed(QUERIES[first::PARTS])
+def test_a_query_has_the_plan_whose_answers_were_compared_with_those_of_duckdb(queries: list[str]) -> None:
+    others = changed(queries)
     assert not others, (
         f"{len(others)} have other plans, such as {others[0]}: `python -m tests.compute.sql.plans` compares their "
         "answers with DuckDB's, and writes down that they are right"

@@ -225,29 +225,6 @@ def test_of_two_that_read_one_source_one_is_told(tmp_path: Path, folder: Path, o
     assert len(contents(tmp_path)) == 3
 
 
-def test_a_config_says_what_is_wrong_with_it(tmp_path: Path, folder: Path) -> None:
-    config = tmp_path / "orders.toml"
-    config.write_text(f'source = "{folder}"\ncolection = "orders"\n')
-    with pytest.raises(persist.InvalidUsage, match=r"no option 'colection' of this source, did you mean 'collection'"):
-        persist.ingest(str(tmp_path / "location"), config, once=True)
-    config.write_text(f'source = "{folder}"\ncollection = 7\n')
-    with pytest.raises(persist.InvalidUsage, match=r"orders\.toml: collection: Expected `str`, got `int`"):
-        persist.ingest(str(tmp_path / "location"), config, once=True)
-    config.write_text(f'source = "{folder}"\ncollection = "orders"\nformat = "debezium"\n')
-    with pytest.raises(
-        persist.InvalidUsage, match=r"format: there is no value 'debezium'; it is one of \"csv\", \"json"
-    ):
-        persist.ingest(str(tmp_path / "location"), config, once=True)
-    config.write_text(f'source = "{folder}"\ncollection = "orders"\nkey = "id"\n')
-    with pytest.raises(persist.InvalidUsage, match=r"key: Expected a list, got `str`"):
-        persist.ingest(str(tmp_path / "location"), config, once=True)
-    config.write_text("source = \n")
-    with pytest.raises(persist.InvalidUsage, match="is not TOML"):
-        persist.ingest(str(tmp_path / "location"), config, once=True)
-    config.write_text(f'source = "{folder}"\ncollection = "orders"\nsettle_s = 0\n')
-    assert persist.ingest(str(tmp_path / "location"), config, once=True).rows == 2
-
-
 def test_the_command_takes_in_what_is_new_and_says_so(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,16 +2,13 @@
 
 import contextlib
 import itertools
-import queue
 import random
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
-from datetime import datetime, time
-from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -20,9 +17,6 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
-from persist.connect.ingest.mysql.binlog import parse_effect, parse_gtids
-from persist.connect.ingest.mysql.server import decode_logged_values
-from persist.connect.ingest.mysql.stream import _read_events, follow_transaction
 from tests.connect.ingest import mariadb
 from tests.connect.ingest.mariadb import MariaDb, mariadb_programs
 from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob
@@ -31,7 +25,6 @@ needs_server = pytest.mark.skipif(
     mariadb_programs() is None,
     reason="no MariaDB: Debian's package mariadb-server has one; pip install mysql-replication",
 )
-Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +77,14 @@ class Shop:
 
 @pytest.fixture
 def shop(server: MariaDb, request: pytest.FixtureRequest) -> Iterator[Shop]:
-    found = Shop(server, f"t{abs(hash(request.node.name)) % 10**12}")
-    yield found
-    found.connection.close()
+    pytest.importorskip("pymysqlreplication")
+    with server.use_tape(request.node.name):
+        found = Shop(server, f"t{zlib.crc32(request.node.name.encode())}")
+        yield found
+        found.connection.close()
 
 
 @pytest.mark.outside
-@needs_server
 def test_the_first_contents_and_then_each_transaction_are_taken_in(shop: Shop) -> None:
     shop.run("CREATE TABLE orders (id bigint PRIMARY KEY, status text)", "CREATE TABLE log (line varchar(9), n int)")
     shop.run("INSERT INTO orders VALUES (1, 'new'), (2, NULL)", "INSERT INTO log VALUES ('x', 1), ('x', 1)")
@@ -111,7 +105,6 @@ def test_the_first_contents_and_then_each_transaction_are_taken_in(shop: Shop) -
 
 
 @pytest.mark.outside
-@needs_server
 def test_a_computed_column_is_named_with_how_to_compute_it(shop: Shop, caplog: Any) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY, a int, g int AS (a * 2) STORED, v int AS (a * 3) VIRTUAL)")
     shop.run("INSERT INTO t (id, a) VALUES (1, 5)")
@@ -122,7 +115,6 @@ def test_a_computed_column_is_named_with_how_to_compute_it(shop: Shop, caplog: A
 
 @pytest.mark.thorough(except_every=4)
 @pytest.mark.outside
-@needs_server
 @pytest.mark.parametrize(
     ("key", "values"),
     [
@@ -151,7 +143,6 @@ def test_a_copy_that_is_cut_off_goes_on_behind_any_key(shop: Shop, key: str, val
 
 
 @pytest.mark.outside
-@needs_server
 def test_negative_times_and_padded_texts_come_the_same_by_copy_and_by_log(shop: Shop) -> None:
     shop.run("CREATE TABLE t (id int, k char(5), t time(6), u time(1), PRIMARY KEY (id, k))")
     shop.run(
@@ -169,7 +160,6 @@ def test_negative_times_and_padded_texts_come_the_same_by_copy_and_by_log(shop: 
 
 
 @pytest.mark.outside
-@needs_server
 @pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
 def test_rows_that_are_logged_without_some_columns_are_refused(shop: Shop, image: str) -> None:
     shop.run(
@@ -184,7 +174,6 @@ def test_rows_that_are_logged_without_some_columns_are_refused(shop: Shop, image
 
 
 @pytest.mark.outside
-@needs_server
 def test_a_file_that_was_loaded_as_a_statement_is_refused(shop: Shop, tmp_path: Path) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
     shop.ingest(tables=["t"])
@@ -196,55 +185,7 @@ def test_a_file_that_was_loaded_as_a_statement_is_refused(shop: Shop, tmp_path: 
         shop.ingest(tables=["t"])
 
 
-def test_a_transaction_ends_with_its_last_statement() -> None:
-    whole = ["BEGIN", "SAVEPOINT `a`", "LOAD DATA INFILE 'x' INTO TABLE o", "/* so */ INSERT INTO o VALUES (1)"]
-    for end in ("COMMIT", "ROLLBACK", "COMMIT;"):
-        is_begun, ends = False, []
-        for statement in (*whole, "ROLLBACK TO `a`", end, "DROP TABLE o", "XA START X'78',X'',1", "XA END X'78',X'',1"):
-            is_begun, is_end = follow_transaction(statement, is_begun)
-            ends.append(is_end)
-        assert ends == [False] * 5 + [True, True, False, False]
-    assert follow_transaction("XA COMMIT X'78',X'',1", False) == (False, True)
-    assert follow_transaction("CREATE TABLE `o` (a int) START TRANSACTION", False) == (True, False)
-
-
-def test_documents_of_mysql_are_texts_as_its_queries_return_them() -> None:
-    pytest.importorskip("pymysqlreplication")
-    from pymysqlreplication.json_binary import JsonDiff, JsonDiffOperation, parse_json
-
-    def logged(value: Any) -> Any:
-        column = SimpleNamespace(name="j", type=245)
-        return decode_logged_values([column], {"j": value}, {})[0]
-
-    stored = bytes.fromhex("0100 0d00 0b00 0200 05 0700") + "é".encode()  # {"é": 7}
-    assert logged(parse_json(0, stored)) == '{"é": 7}'
-    document = {b"a": [b'"\\\n', Decimal("1.50"), 2.5, None, True], b"at": datetime(2026, 1, 2, 3), b"t": time(4)}
-    text = r'{"a": ["\"\\\n", 1.50, 2.5, null, true], "at": "2026-01-02 03:00:00.000000", "t": "04:00:00.000000"}'
-    assert logged(document) == text
-    assert (logged([]), logged({}), logged(b"x"), logged(None)) == ("[]", "{}", '"x"', None)
-    with pytest.raises(persist.InvalidUsage, match="binlog_row_value_options of a session"):
-        logged(JsonDiff(JsonDiffOperation.Remove, b"$.a"))
-
-
-def test_what_lay_unread_does_not_say_that_nothing_came_since() -> None:
-    pytest.importorskip("pymysqlreplication")
-    events: queue.Queue[Any] = queue.Queue()
-    now_us, waits = 5_000_000, [1_000_000, 0, 30_000]
-
-    class Log:
-        log_file, log_pos = "binlog.1", 4
-
-        def fetchone(self) -> object:
-            nonlocal now_us
-            now_us += waits.pop(0)
-            return object()
-
-    _read_events(Log(), events, threading.Event(), lambda: now_us)
-    assert [events.get()[4] for _ in range(3)] == [6_000_000, None, None]
-
-
 @pytest.mark.outside
-@needs_server
 def test_a_column_of_a_key_cannot_be_left_out(shop: Shop) -> None:
     shop.run("CREATE TABLE t (a int, b int, PRIMARY KEY (a, b))", "INSERT INTO t VALUES (1, 1), (2, 1)")
     with pytest.raises(persist.InvalidUsage, match=r"the column t\.a is of the table's key"):
@@ -252,7 +193,6 @@ def test_a_column_of_a_key_cannot_be_left_out(shop: Shop) -> None:
 
 
 @pytest.mark.outside
-@needs_server
 def test_every_type_comes_the_same_by_copy_and_by_log(shop: Shop) -> None:
     shop.run(
         "SET time_zone = '+05:00', sql_mode = ''",
@@ -291,7 +231,6 @@ def test_every_type_comes_the_same_by_copy_and_by_log(shop: Shop) -> None:
 
 
 @pytest.mark.outside
-@needs_server
 def test_statements_that_change_tables_are_followed(shop: Shop, caplog: Any) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY, a int, b varchar(9))", "CREATE TABLE u (n int)")
     shop.run("INSERT INTO t VALUES (1, 10, 'x'), (2, 20, 'y')", "INSERT INTO u VALUES (1), (1)")
@@ -369,7 +308,6 @@ def test_whoever_is_killed_around_any_statement_goes_on_right(shop: Shop) -> Non
 
 
 @pytest.mark.outside
-@needs_server
 def test_what_the_log_cannot_tell_is_refused(shop: Shop, server: MariaDb) -> None:
     shop.run("CREATE TABLE p (id int PRIMARY KEY)")
     shop.run("CREATE TABLE c (id int PRIMARY KEY, p int, FOREIGN KEY (p) REFERENCES p (id) ON DELETE CASCADE)")
@@ -380,7 +318,7 @@ def test_what_the_log_cannot_tell_is_refused(shop: Shop, server: MariaDb) -> Non
     shop.ingest(tables=["p"])
     shop.run("CREATE TABLE my (id int PRIMARY KEY) ENGINE = MyISAM")
     shop.ingest(tables=["p"])
-    undone = Shop(server, f"u{abs(hash(shop.name)) % 10**12}")
+    undone = Shop(server, f"u{shop.name}")
     undone.run("CREATE TABLE p (id int PRIMARY KEY)", "CREATE TABLE my (id int PRIMARY KEY) ENGINE = MyISAM")
     undone.ingest()
     undone.whole(
@@ -407,67 +345,7 @@ def test_what_the_log_cannot_tell_is_refused(shop: Shop, server: MariaDb) -> Non
         shop.run("SET GLOBAL binlog_row_metadata = 'FULL'")
 
 
-def test_statements_are_understood() -> None:
-    followed = [("shop", "t"), ("shop", "select")]
-    for statement, emptied in (
-        ("TRUNCATE t", [("shop", "t")]),
-        ("truncate table `shop`.`select`", [("shop", "select")]),
-        ("/* x */ DROP TABLE IF EXISTS `t`,other.t /* generated by server */", [("shop", "t")]),
-        ("DROP DATABASE shop", followed),
-        ("DROP TEMPORARY TABLE t", []),
-        ("CREATE OR REPLACE TABLE t (a int)", [("shop", "t")]),
-        ("DROP VIEW t", []),
-    ):
-        assert parse_effect(statement, "shop", followed).emptied == emptied
-    for statement, renamed, dropped in (
-        ("ALTER TABLE t RENAME COLUMN `a b` TO c, DROP COLUMN IF EXISTS d", {"a b": "c"}, ["d"]),
-        (
-            "ALTER ONLINE TABLE shop.t CHANGE a b decimal(3, 2) COMMENT ', RENAME COLUMN x TO y', DROP e",
-            {"a": "b"},
-            ["e"],
-        ),
-        ("ALTER TABLE t DROP INDEX a, RENAME INDEX a TO b, DROP PRIMARY KEY, ADD x int # , DROP y", {}, []),
-        ("ALTER TABLE t /*!50000 RENAME COLUMN a TO b */", {"a": "b"}, []),
-    ):
-        effect = parse_effect(statement, "shop", followed)
-        assert (effect.renamed, effect.dropped, effect.refused) == (renamed, dropped, "")
-    for statement in (
-        "ALTER TABLE t RENAME TO u", "ALTER TABLE u RENAME `t`", "RENAME TABLE a TO b, shop.t TO c",
-        "ALTER TABLE t EXCHANGE PARTITION p WITH TABLE x", "ALTER TABLE t TRUNCATE PARTITION p",
-        "ALTER TABLE t ADD FOREIGN KEY (a) REFERENCES b (c) ON DELETE SET NULL", "INSERT INTO t VALUES (1)",
-    ):  # fmt: skip
-        assert parse_effect(statement, "shop", followed).refused
-    for statement in (
-        "ALTER TABLE x RENAME TO y",
-        "INSERT INTO x VALUES (1)",
-        "CREATE INDEX i ON t (a)",
-        "RENAME TABLE a TO b",
-    ):
-        assert not parse_effect(statement, "shop", followed).refused
-
-
-def test_sets_of_transactions_are_counted() -> None:
-    uuid = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
-    found = parse_gtids(f"{uuid.upper()}:1-5:7,\n{uuid.replace('3', '4')}:9", is_mariadb=False)
-    assert (found.measure, found.has(f"{uuid}:2-4:7"), found.has(f"{uuid}:5-7")) == (7, True, False)
-    found.add(f"{uuid}:6")
-    assert (str(found).split(",")[0], found.measure) == (f"{uuid}:1-7", 8)
-    with pytest.raises(persist.InvalidUsage, match="was taken in already"):
-        found.add(f"{uuid}:3")
-    domains = parse_gtids("0-1-5,2-9-7", is_mariadb=True)
-    domains.add("0-2-9")
-    assert (str(domains), domains.measure, domains.has("0-7-9"), domains.has("1-1-1")) == (
-        "0-2-9,2-9-7",
-        16,
-        True,
-        False,
-    )
-    with pytest.raises(persist.InvalidUsage, match="numbers run back"):
-        domains.add("0-1-9")
-
-
 @pytest.mark.outside
-@needs_server
 def test_a_log_that_was_purged_and_a_server_without_our_transactions_are_told(shop: Shop, server: MariaDb) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     shop.ingest()
@@ -485,7 +363,7 @@ def test_a_log_that_was_purged_and_a_server_without_our_transactions_are_told(sh
         shop.ingest(before)
     shop.ingest()
     assert shop.contents("t") == [(1,), (2,), (3,)]
-    with mariadb.running(2) as other:
+    with mariadb.running(2) as other, other.use_tape(shop.name):
         with other.open_connection() as connection, connection.cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {shop.name}")
             cursor.execute(f"CREATE TABLE {shop.name}.t (id int PRIMARY KEY)")
@@ -531,7 +409,6 @@ def test_another_server_of_the_group_goes_on_with_the_same_times(shop: Shop, ser
 
 
 @pytest.mark.outside
-@needs_server
 def test_moments_are_times_of_transactions_and_idle_ones_move(shop: Shop) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     first = shop.ingest().uppers["t"]
@@ -554,7 +431,7 @@ def test_moments_are_times_of_transactions_and_idle_ones_move(shop: Shop) -> Non
 def test_whoever_is_killed_the_balance_is_right_at_every_time(
     server: MariaDb, kills: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    shop = Shop(server, f"b{abs(hash(request.node.name)) % 10**12}")
+    shop = Shop(server, f"b{zlib.crc32(request.node.name.encode())}")
     shop.store = str(tmp_path / "location")
     shop.run("CREATE TABLE accounts (id int PRIMARY KEY, balance bigint NOT NULL)")
     shop.run("CREATE TABLE transfers (id int PRIMARY KEY, a int, b int, amount int)")

@@ -27,7 +27,7 @@ from tests.support.paths import ROOT
 DRIVER = Path(__file__).parent / "cluster_driver.py"
 # Spark speculates on another host only; all of 127.0.0.0/8 is loopback.
 HOSTS = {"127.0.0.1", "127.0.0.2"}
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 # These processes do little, so what counts is how soon they have begun.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 

@@ -35,7 +35,7 @@ SPECULATION = {
     "spark.speculation.quantile": "0.25",
     "spark.speculation.minTaskRuntime": "200ms",
 }
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 class Sessions:

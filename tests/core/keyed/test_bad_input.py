@@ -1,8 +1,10 @@
 """What upserts refuse: each with an error of its own, and nothing half applied."""
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -10,10 +12,10 @@ import pytest
 
 import persist
 from persist.core.keyed.events import lift_events
-from persist.core.keyed.intake import mark_below, to_events
+from persist.core.keyed.intake import to_events
 from persist.dataflow import Program, col
 from persist.engine.location import engine
-from persist.events import InsertIfAbsent
+from persist.events import AppendDistinct, InsertIfAbsent
 
 KEY, VALUE = {"k": pa.int64()}, {"at": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
 
@@ -32,7 +34,11 @@ def keyed(client: persist.Client, name: str = "users", **declared: Any) -> persi
     ("events", "error", "says"),
     [
         ([(None, (1, "a", None), 0)], persist.errors.InvalidUpdate, "NULL in the key column 'k'"),
-        ([(1, (1, "a", None), 0), (2, (1, "a", None))], persist.errors.InvalidUpdate, "looks like"),
+        (
+            [(1, (1, "a", None), 0), (2, (1, "a", None))],
+            persist.errors.InvalidUpdate,
+            r"looks like \(key, value, time\), where None",
+        ),
         ([(1, ("x", "a", None), 0)], persist.errors.InvalidUpdate, "update 0|at"),
         ("text", persist.errors.InvalidUpdate, "the rows are 'text', a text"),
         (pa.table({"k": [1], "_time": [0]}), persist.errors.SchemaMismatch, "missing"),
@@ -85,6 +91,7 @@ def test_events_without_key_watermark_or_tombstone_are_refused(client: persist.C
         ({"late_bound": "x", "order_by": ["at"]}, persist.InvalidUsage, "not a value of the first column of order_by"),
         ({"late_bound": persist.Behind(-1), "order_by": ["at"]}, persist.InvalidUsage, "negative"),
         ({"late_bound": 3, "order_by": ["v"]}, persist.errors.SchemaMismatch, "string"),
+        ({"late_bound": pa.scalar(None, pa.int64()), "order_by": ["at"]}, persist.InvalidUsage, "NULL: give a value"),
         ({"resolve": "later"}, persist.InvalidUsage, "give .seal. or .background."),
         ({"machine": object()}, persist.InvalidUsage, "machine"),
     ],
@@ -109,10 +116,20 @@ def test_a_nested_watermark_and_a_collection_without_keys_are_refused(client: pe
 def test_another_declaration_of_an_existing_collection_is_refused(client: persist.Client) -> None:
     keyed(client, order_by=["at"], tombstone="gone")
     assert keyed(client, order_by=["at"], tombstone="gone").upper.time == 0
-    for other in ({"order_by": ["at"]}, {"order_by": ["at", "v"], "tombstone": "gone"}, {}):
-        with pytest.raises(persist.errors.SchemaMismatch, match="stored as"):
+    gone = "tombstone is stored as 'gone', given as None"
+    differences: list[tuple[dict[str, Any], str]] = [
+        ({"order_by": ["at"]}, f"given: {gone}. The same"),
+        ({"order_by": ["at", "v"], "tombstone": "gone"}, "order_by is stored as ('at',), given as ('at', 'v'). The"),
+        ({}, f"order_by is stored as ('at',), given as (); {gone}. The"),
+        (
+            {"machine": AppendDistinct(["v"]), "order_by": ["at"], "tombstone": "gone"},
+            "machine is stored as 'upsert' version 1, given as 'append-distinct' version 1, by=['v']. The",
+        ),
+    ]
+    for other, said in differences:
+        with pytest.raises(persist.errors.SchemaMismatch, match=re.escape(said)):
             keyed(client, **other)
-    with pytest.raises(persist.errors.SchemaMismatch, match="not keyed"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="stored as keyed, and given as not keyed: that cannot"):
         client.create_or_load("users", key=KEY, value=VALUE)
     with pytest.raises(persist.errors.SchemaMismatch, match="'k'"):
         form = persist.Keyed(order_by=["at"], tombstone="gone")
@@ -120,7 +137,7 @@ def test_another_declaration_of_an_existing_collection_is_refused(client: persis
     plain = client.create_or_load("plain", key=KEY, value=VALUE)
     with pytest.raises(persist.errors.NotKeyed, match="write"):
         plain.transition([(1, None, 0)])
-    with pytest.raises(persist.errors.SchemaMismatch, match="not keyed"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="stored as not keyed, and given as keyed: that cannot"):
         keyed(client, "plain")
 
 
@@ -234,18 +251,25 @@ def test_an_upsert_that_is_tried_again_with_its_token_happens_once(client: persi
         assert [row["v"] for row in again.snapshot().to_arrow().to_pylist()] == ["b"]
 
 
-def test_a_machine_whose_options_are_no_json_is_refused(client: persist.Client) -> None:
-    class Odd(InsertIfAbsent):
-        options: ClassVar[Mapping[str, Any]] = {"by": {1, 2}, "at": object()}
-
-    with pytest.raises(persist.errors.InvalidUsage, match="as JSON"):
-        keyed(client, machine=Odd())
-
-
-def test_a_watermark_at_the_end_of_its_type_is_not_below_a_late_bound_that_is_there() -> None:
-    marks = pa.chunked_array([pa.array([127, 126, None], pa.int8())])
-    assert mark_below(marks, 127).tolist() == [False, True, True]
-    assert mark_below(marks, 128).tolist() == [True, True, True]
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ({"options": {"at": object()}}, "cannot be written as JSON"),
+        ({"options": {"by": (1, 2)}}, "are not the same when read back from JSON"),
+        *(({"name": name}, "has a name of 1 to 128 printable") for name in ("", "x" * 129, "a\n")),
+        ({"version": -1}, "printable characters and a version, not"),
+        *(
+            ({"event_fields": lambda *_, name=name: (pa.field(name, pa.int64()),)}, f"field '{name}' means something")
+            for name in ("_seq", "_deleted", "k", "_time", "_diff")
+        ),
+        ({"name": "x" * 128}, ""),
+        ({"name": "x", "version": 0}, ""),
+    ],
+)
+def test_a_machine_that_cannot_be_stored_is_refused(client: persist.Client, members: dict[str, Any], says: str) -> None:
+    machine = type("Odd", (InsertIfAbsent,), members)()
+    with pytest.raises(persist.InvalidUsage, match=says) if says else nullcontext():
+        keyed(client, machine=machine)
 
 
 def test_events_at_the_time_of_their_commit_get_one_and_those_of_an_older_schema_are_read_by_the_newest(

@@ -1,23 +1,20 @@
 """Groups of columns with an order of their own: late, partial and deleting events, against a model of a few lines."""
 
 import itertools
+from random import Random
 from typing import Any
 
-import hypothesis.strategies as st
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
 
 import persist
 from persist import errors
 from persist.core.keyed.form import check_same_form
 from persist.core.log.fields import GroupForm, KeyedForm, MachineForm
 from persist.events import InsertIfAbsent
-from tests.support.tiers import examples
 
 NAMES = ("a", "b", "g_1", "c", "d", "g_2", "g_3")
-POLICIES: Any = st.sampled_from(["seal", "background"])
 
 
 def grouped(client: persist.Client, names: tuple[str, ...], groups: dict[Any, list[str]]) -> persist.Collection:
@@ -258,14 +255,6 @@ def test_a_partial_deletion_of_a_key_without_a_row_obeys_the_policy(client: pers
 KEYED: dict[str, Any] = {"order_by": ["ts"], "tombstone": "gone", "groups": {"p": ["a"], ("q", "r"): ["b", "c"]}}
 VALUE = {"x": int, "ts": int, "gone": bool, "p": int, "a": int, "q": int, "r": int, "b": str, "c": pa.list_(pa.int64())}
 FIRST, GROUPS = ("x", "ts", "gone"), {("p",): ("p", "a"), ("q", "r"): ("q", "r", "b", "c")}
-MARK = st.none() | st.integers(0, 3)
-PARTS = {
-    "p": st.fixed_dictionaries({"p": MARK, "a": st.none() | st.integers(0, 99)}),
-    "q": st.fixed_dictionaries(
-        {"q": MARK, "r": MARK, "b": st.sampled_from("xyz"), "c": st.none() | st.lists(st.integers(0, 2), max_size=2)}
-    ),
-}
-FIRST_PART = st.fixed_dictionaries({}, optional={"x": st.integers(0, 99), "ts": MARK})
 
 
 def test_a_tombstone_ends_the_groups_that_are_not_later(client: persist.Client) -> None:
@@ -286,25 +275,6 @@ def test_a_tombstone_ends_the_groups_that_are_not_later(client: persist.Client) 
     assert [tuple(row[name] for name in names) for row in rows] == [
         (1, 3, 3, 7, 7, 5, None, None), (2, None, 3, 5, 1, 6, None, None), (3, 1, 1, 9, None, 5, "old", [1])
     ]  # fmt: skip
-
-
-def merged(*rows: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for row in rows for name, value in row.items()}
-
-
-KEY = st.fixed_dictionaries({"k": st.integers(0, 1)})
-NOTHING = st.just(dict[str, Any]())
-WHOLE_FIRST = st.fixed_dictionaries(
-    {"x": st.integers(0, 99), "ts": st.integers(0, 3), "gone": st.sampled_from([False, False, True])}
-)
-WHOLE = st.builds(merged, KEY, WHOLE_FIRST, PARTS["p"], PARTS["q"])
-PARTIAL = st.builds(
-    merged,
-    KEY,
-    FIRST_PART | NOTHING | st.fixed_dictionaries({"ts": st.integers(0, 3), "gone": st.just(True)}),
-    PARTS["p"] | NOTHING,
-    PARTS["q"] | NOTHING,
-)
 
 
 def order_of(row: dict[str, Any], names: Any) -> tuple[Any, ...]:
@@ -335,22 +305,6 @@ def fold(rows: dict[int, dict[str, Any]], event: dict[str, Any], policy: str) ->
     rows[event["k"]] = row
 
 
-STEPS = st.lists(
-    st.tuples(st.just("events"), st.lists(st.tuples(WHOLE, st.integers(0, 3)), max_size=3), st.booleans())
-    | st.tuples(
-        st.just("update"),
-        st.lists(st.tuples(PARTIAL, st.integers(0, 2)), max_size=4),
-        st.sampled_from(["insert", "ignore"]),
-    )
-    | st.tuples(
-        st.just("together"),
-        st.lists(st.tuples(WHOLE | PARTIAL, st.just(0)), max_size=3),
-        st.sampled_from(["insert", "ignore"]),
-    ),
-    max_size=8,
-)
-
-
 class Model:
     """All events in the order in which they count, resolved up to a time."""
 
@@ -378,52 +332,56 @@ class Model:
         return [{**row, "gone": None} for row in live]
 
 
-def contents(collection: persist.Collection, as_of: int) -> list[Any]:
-    rows = collection.snapshot(as_of).to_pylist()
-    return [{**row, "gone": None} for row in sorted(rows, key=lambda row: row["k"])]
+MARKS = [None, 0, 1, 2, 3]
 
 
-@given(STEPS, POLICIES)
-@settings(max_examples=examples(150, quick=6), deadline=None)
-def test_whole_and_partial_events_of_groups_are_what_the_model_says(steps: list[Any], resolve: Any) -> None:
-    keyed, model = persist.Keyed(**KEYED, resolve=resolve), Model()
-    blob = persist.MemoryBlob()
-    client = persist.open(blob)
-    orders = client.create_or_load("orders", key={"k": int}, value=VALUE, keyed=keyed)
-    for kind, rows, more in steps:
-        start = model.upper
-        if kind == "events":
-            for row, later in rows:
-                orders.upsert([{**row, "_time": start + later}]).result()
-                model.add(row, start + later, "whole")
-            if more:
-                orders.seal(start + 2).result()
-                model.seal(start + 2)
-        elif kind == "update" and rows:
-            orders.update([{**row, "_time": start + later} for row, later in rows], missing=more).result()
-            for row, later in rows:
-                model.add(row, start + later, more)
-            model.seal(start + max(later for _, later in rows) + 1)
-        elif kind == "together" and rows:  # The upserts of a block and its updates are events of one order of arrival.
-            with client.multi_write() as multi:
-                for row, _ in rows:
-                    is_whole = len(row) == len(VALUE) + 1
-                    if is_whole:
-                        multi.upsert(orders, [row], time=start)
-                    else:
-                        multi.update(orders, [row], time=start, missing=more)
-                    model.add(row, start, "whole" if is_whole else more)
-                    if not is_whole:
-                        break
+def make_event(random: Random, *, is_whole: bool) -> dict[str, Any]:
+    """Return an event of one of two keys, with all columns or some."""
+    first: dict[str, Any] = {"x": random.randrange(100), "ts": random.randrange(4), "gone": random.random() < 0.3}
+    p = {"p": random.choice(MARKS), "a": random.choice([None, random.randrange(100)])}
+    q = {
+        "q": random.choice(MARKS),
+        "r": random.choice(MARKS),
+        "b": random.choice("xyz"),
+        "c": random.choice([None, [1]]),
+    }
+    if not is_whole:
+        some: list[dict[str, Any]] = [{}, {"x": 7}, {"ts": random.choice(MARKS)}, {"x": 8, "ts": 2}]
+        some.append({"ts": random.randrange(4), "gone": True})
+        first, p, q = random.choice(some), random.choice([p, {}]), random.choice([q, {}])
+    return {"k": random.randrange(2), **first, **p, **q}
+
+
+@pytest.mark.thorough(except_every=10)
+@pytest.mark.parametrize("seed", range(30))
+def test_whole_and_partial_events_of_groups_are_what_the_model_says(seed: int) -> None:
+    """`tests.core.keyed.test_resolving` has many more of them, without clients."""
+    random, model, blob = Random(seed), Model(), persist.MemoryBlob()
+    resolve: Any = random.choice(["seal", "background"])
+    missing: Any
+    for _ in range(5):  # Each time another client goes on.
+        with persist.open(blob) as client:
+            keyed = persist.Keyed(**KEYED, resolve=resolve)
+            orders = client.create_or_load("orders", key={"k": int}, value=VALUE, keyed=keyed)
+            start, missing = model.upper, random.choice(["insert", "ignore"])
+            for _ in range(random.randrange(3)):
+                event, later = make_event(random, is_whole=True), random.randrange(3)
+                orders.upsert([{**event, "_time": start + later}]).result()
+                model.add(event, start + later, "whole")
+            whole, partial = (make_event(random, is_whole=is_whole) for is_whole in (True, False))
+            with client.multi_write() as multi:  # The upserts of a block and its updates are of one order of arrival.
+                multi.upsert(orders, [whole], time=start)
+                multi.update(orders, [partial], time=start, missing=missing)
                 multi.seal(orders, start + 1)
+            model.add(whole, start, "whole")
+            model.add(partial, start, missing)
             model.seal(start + 1)
-        if len(rows) == 2:  # Another client goes on.
-            client.close()
-            client = persist.open(blob)
-            orders = client.load("orders")
-            orders.compact()
-    orders.seal(model.upper + 4).result()
-    model.seal(model.upper + 4)
-    for time, expected in model.history.items():
-        assert contents(orders, time) == expected, f"at {time}"
-    client.close()
+            partial = make_event(random, is_whole=False)
+            orders.update([{**partial, "_time": start + 2}], missing=missing).result()
+            model.add(partial, start + 2, missing)
+            model.seal(start + 3)
+            if random.random() < 0.5:
+                orders.compact()
+            for time, expected in model.history.items():
+                rows = orders.snapshot(time).to_pylist()
+                assert [{**row, "gone": None} for row in sorted(rows, key=lambda row: row["k"])] == expected, time

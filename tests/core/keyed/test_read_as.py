@@ -1,6 +1,5 @@
-"""How far late bounds lie behind, which messages are taken, and what a keyed collection without values takes."""
+"""Which messages are taken, and what a keyed collection without values takes."""
 
-import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -9,19 +8,8 @@ import pytest
 import persist
 from persist.connect.envelopes import rows
 from persist.connect.envelopes.messages import Messages
-from persist.core.keyed.form import Behind, Keyed, _parse_distance
+from persist.core.keyed.form import Keyed
 from persist.errors import InvalidUpdate
-
-
-@pytest.mark.parametrize(
-    ("kind", "number"),
-    [
-        *((pa.timestamp("s"), 90), (pa.timestamp("ms"), 90_000), (pa.timestamp("us"), 90_000_000)),
-        *((pa.timestamp("ns"), 90_000_000_000), (pa.date32(), 0), (pa.date64(), 0)),
-    ],
-)
-def test_a_distance_of_time_counts_in_the_unit_of_its_column(kind: pa.DataType, number: int) -> None:
-    assert _parse_distance(datetime.timedelta(seconds=90), kind) == number
 
 
 @pytest.mark.parametrize(
@@ -56,8 +44,3 @@ def test_rows_without_any_column_are_as_many() -> None:
     whole = pa.array([{"a": 1}, {"a": 2}], pa.struct({"a": pa.int64()}))
     assert rows._pick_members(whole, pa.struct([])).to_pylist() == [{}, {}]
     assert rows._pick_members(whole, pa.struct({"a": pa.int64()})) == whole
-
-
-def test_how_far_behind_is_no_less_than_nothing() -> None:
-    with pytest.raises(persist.InvalidUsage):
-        _parse_distance(Behind(datetime.timedelta(seconds=-1)).distance, pa.timestamp("s"))

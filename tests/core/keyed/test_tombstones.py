@@ -3,7 +3,6 @@
 from datetime import date, timedelta
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -14,7 +13,6 @@ from persist.connect.envelopes.messages import SAMPLES, decode_samples
 from persist.connect.envelopes.rows import merge_types, replace_moments
 from persist.core.keyed.events import make_live_filter, make_tombstone_filter, mark_deletions, mark_tombstones
 from persist.core.keyed.form import _parse_distance
-from persist.core.keyed.machine import _mark_greatest_so_far
 from persist.core.log.fields import KeyedForm, MachineForm
 from persist.errors import InvalidUsage
 
@@ -105,6 +103,7 @@ def test_moments_that_were_inferred_are_texts_at_whatever_depth() -> None:
         (timedelta(days=2, hours=5), pa.date32(), 2), (timedelta(days=2), pa.date64(), 172_800_000),
         (timedelta(seconds=3), pa.timestamp("s"), 3), (timedelta(milliseconds=1500), pa.timestamp("s"), 1),
         (timedelta(milliseconds=1500), pa.timestamp("ms"), 1500),
+        (timedelta(seconds=90), pa.timestamp("ms"), 90_000), (timedelta(seconds=90), pa.date64(), 0),
         (timedelta(microseconds=7), pa.timestamp("us"), 7), (timedelta(microseconds=7), pa.timestamp("ns"), 7000),
         (timedelta(days=400_000), pa.timestamp("us", "UTC"), 400_000 * 86_400 * 10**6),
     ],
@@ -168,9 +167,3 @@ def test_messages_whose_members_are_of_other_kinds_are_suspects(
     texts = [f'{{"a": {value}}}'.encode() for value in [*good, *bad]]
     found = find_suspects(pa.array([*texts, b"{}", b"nothing"], pa.large_binary()), pa.schema([("a", kind)]))
     assert found.tolist() == [False] * len(good) + [True] * len(bad) + [False, True]
-
-
-def test_rows_stand_that_are_not_below_one_before_them() -> None:
-    ranks, groups = np.array([1, 1, 0, 2, 0, 1, 0]), np.array([0, 0, 0, 0, 1, 1, 1])
-    assert _mark_greatest_so_far(ranks, groups).tolist() == [True, True, False, True, True, True, False]
-    assert _mark_greatest_so_far(ranks[:0], groups[:0]).tolist() == []

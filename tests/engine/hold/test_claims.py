@@ -1,6 +1,7 @@
 """Claims in bulk: what is claimed, moved or let go of together is one record, however many collections it concerns."""
 
 import threading
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,7 @@ from persist.core.log import kinds as record_kinds
 from persist.core.log.records import read_record
 from persist.core.settings import Tuning
 from persist.engine.follow.follower import Follower
-from persist.engine.hold import Leases, WantedClaim
+from persist.engine.hold import Claim, Leases, WantedClaim
 from tests.support.clocks import ImpatientClock
 from tests.support.stepped import WAIT_S
 
@@ -73,15 +74,78 @@ def test_many_collections_are_claimed_moved_and_let_go_of_in_a_record_each(blob:
         assert not client.engine.follower.state.control.leases
 
 
-def test_what_is_covered_already_costs_nothing(blob: MemoryBlob) -> None:
+@pytest.mark.parametrize("how", ["settle", "settle_soon", "tick"])
+def test_a_hold_moves_back_at_once_for_an_earlier_claim_and_ahead_when_asked(blob: MemoryBlob, how: str) -> None:
+    """And what a hold covers already costs nothing, nor does what has no hold."""
     with opened(blob) as client:
-        collections = collections_of(client, 10)
-        leases = leases_of(client)
-        kept = leases.claim_all(wanted(collections[:5]))
-        start = client.seqno
-        more = leases.claim_all(wanted(collections, first=9))
-        assert kinds_after(blob, start) == [{record_kinds.SetHold: 5}]
-        assert leases.counts()["reads"] == len(kept) + len(more)
+        [c, other], leases = collections_of(client, 2), leases_of(client)
+        settle = leases.tick if how == "tick" else partial(getattr(leases, how), c.id)
+        claims: dict[str, Claim] = {}
+        for name, time, hold, records, reads in (
+            ("a", 9, 9, 1, 1),
+            ("b", 9, 9, 0, 2),
+            ("c", 12, 9, 0, 3),
+            ("d", 5, 5, 1, 4),
+            ("d", None, 9, 1, 3),
+            ("a", None, 9, 0, 2),
+            ("a", None, 9, 0, 2),
+            ("b", None, 12, 1, 1),
+            ("c", 14, 14, 1, 1),
+            ("e", 14, 14, 0, 2),
+            ("c", 15, 14, 0, 2),
+            ("e", None, 15, 1, 1),
+            ("f", 0, 0, 1, 2),
+            ("f", 1, 1, 1, 2),
+            ("f", None, 15, 1, 1),
+        ):
+            seqno = client.seqno
+            if name not in claims:
+                claims[name] = leases.claim(c.id, c.name, time or 0)
+            else:
+                claims[name].release() if time is None else claims[name].move(time)
+                settle()
+                client.engine.settle()
+            assert ([each.time for each in c.holds()], client.seqno - seqno) == ([hold], records), (name, time)
+            assert leases.counts() == {"granted": 1, "holds": 1, "reads": reads}
+        leases.settle(other.id)
+        leases.settle_soon(other.id)
+        claims["c"].release()
+        assert leases.counts() == {"granted": 1, "holds": 1, "reads": 0}
+        settle()
+        client.engine.settle()
+        assert (c.holds(), client.seqno - seqno) == ([], 3 if how == "tick" else 2)
+        assert leases.counts() == {"granted": how != "tick", "holds": 0, "reads": 0}
+
+
+def test_a_lease_names_the_oldest_state_that_its_open_reads_may_use(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        [c], leases = collections_of(client, 1), leases_of(client)
+
+        def renew() -> int:
+            """Return from where the lease is used, in seqnos before the newest of the state that renewed it."""
+            c.seal((c.upper.time or 0) + 1).result()
+            seqno = client.seqno
+            client.engine.clock.sleep(400)
+            client.maintain()
+            assert client.seqno == seqno + 1
+            [lease] = client.engine.follower.state.control.leases.values()
+            return seqno - lease.reads_from
+
+        keeps = leases.claim(c.id, c.name, 5, reads=False)
+        assert (renew(), renew()) == (0, 0)
+        first = leases.claim(c.id, c.name, 5)
+        assert (renew(), renew()) == (1, 3)
+        second = leases.claim(c.id, c.name, 6)
+        first.move(6)
+        assert (renew(), renew()) == (1, 3)
+        second.move(7, has_planned=True)
+        first.release()
+        assert renew() == 5
+        second.move(8)
+        assert renew() == 1
+        second.release()
+        assert renew() == 0
+        keeps.release()
 
 
 @pytest.mark.parametrize("how", ["compacted", "destroyed"])

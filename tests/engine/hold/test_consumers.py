@@ -53,17 +53,23 @@ def test_a_lease_of_a_client_that_ends_is_no_consumers(blob: MemoryBlob) -> None
             snapshot.count()
 
 
-def test_a_lease_is_renewed_after_a_third_of_its_time_and_not_before(blob: MemoryBlob) -> None:
-    clock = ImpatientClock()
+@pytest.mark.parametrize("lease_s", [LEASE_S / 2, LEASE_S, 2 * LEASE_S])
+def test_a_lease_is_renewed_after_a_third_of_its_time_and_not_before(blob: MemoryBlob, lease_s: float) -> None:
+    """The shorter time counts, of its last grant or of the policy."""
+    clock = ImpatientClock(wall_s=1.0)
     with opened(blob, clock, lease_s=LEASE_S) as client:
         snapshot = collection(client).snapshot(3)
-        seqno = client.engine.follower.refresh().seqno
-        clock.sleep(LEASE_S / 3 - 1)
-        client.maintain()
-        assert client.engine.follower.refresh().seqno == seqno
-        clock.sleep(1)
-        client.maintain()
-        assert client.engine.follower.refresh().seqno == seqno + 1
+        if lease_s != LEASE_S:
+            client.set_policy(lease_s=int(lease_s))
+        for after_s in (min(lease_s, LEASE_S), lease_s):
+            seqno = client.engine.follower.refresh().seqno
+            clock.sleep(after_s / 3 - 1)
+            client.maintain()
+            assert snapshot.count() == 4
+            assert client.engine.follower.refresh().seqno == seqno
+            clock.sleep(1)
+            client.maintain()
+            assert client.engine.follower.refresh().seqno == seqno + 1
         snapshot.close()
 
 

@@ -8,24 +8,16 @@ import pytest
 import persist
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.engine.hold import WantedClaim
+from tests.engine.hold import test_leases
+from tests.engine.hold.test_leases import KEY, collection, since
 from tests.support.clocks import ImpatientClock
 from tests.support.stepped import Gate, Stepped, wait_until
-from tests.support.tuned import tuned
 
-KEY = {"k": pa.int64()}
 ROWS = 20_000
 
 
 def opened(blob: Blob, clock: ImpatientClock | None = None) -> persist.Client:
-    settings = tuned(background=False, grace_s=0, orphan_grace_s=0, merge_runs=2, hold_linger_s=0)
-    return persist.open(blob, clock=clock or ImpatientClock(), settings=settings)
-
-
-def collection(client: persist.Client, upper: int = 20) -> persist.Collection:
-    """Return a collection with one record a time, sealed up to upper."""
-    made = client.create_or_load("c", key=KEY)
-    made.write([((time, None), time, 1) for time in range(upper)], seal=upper).result()
-    return made
+    return test_leases.opened(blob, clock, grace_s=0, orphan_grace_s=0, merge_runs=2)
 
 
 def large(client: persist.Client, times: int) -> persist.Collection:
@@ -34,10 +26,6 @@ def large(client: persist.Client, times: int) -> persist.Collection:
     for time in range(times):
         made.write(pa.table({"k": range(ROWS), "_time": [time] * ROWS, "_diff": [1] * ROWS}), seal=time + 1).result()
     return made
-
-
-def since(handle: persist.Collection) -> int | None:
-    return handle.since.time
 
 
 def reads(client: persist.Client) -> int:

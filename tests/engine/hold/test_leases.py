@@ -219,11 +219,23 @@ def test_a_claim_that_is_refused_leaves_nothing_in_the_log(blob: MemoryBlob) -> 
         c = collection(client)
         other.load("c").allow_compaction(9).result()
         seqno = other.seqno
+        leases = client.engine.writer("a test").leases
         with pytest.raises(persist.errors.AsOfCompacted):  # The client has not heard of it.
-            client.engine.writer("a test").leases.claim(c.id, "c", 3)
+            leases.claim(c.id, "c", 3)
         assert client.metrics().groups["commits"]["rejected"] == 1, "it is asked for once"
         assert other.seqno == seqno
         assert not other.engine.follower.state.control.leases
+        leases.tick()
+        assert client.seqno == seqno + 1  # The hold may be in the log for all it knows.
+        check_may_wait, leases.check_may_wait = leases.check_may_wait, list[object]().pop
+        with pytest.raises(IndexError):
+            leases.claim(c.id, "c", 12)
+        leases.check_may_wait = check_may_wait
+        leases.tick()
+        assert (client.seqno, leases.counts()["reads"]) == (seqno + 1, 0)
+        claim = leases.claim(c.id, "c", 12)
+    with pytest.raises(persist.errors.ClientClosed, match="reading"):
+        claim.check()
 
 
 def test_a_lease_lasts_as_long_as_settings_say_and_is_renewed_from_that_moment_on(blob: MemoryBlob) -> None:

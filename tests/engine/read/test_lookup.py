@@ -26,7 +26,7 @@ from persist.blob.lru import Cache
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.stream import encode_parts
-from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, find_places
+from persist.engine.read.lookups.part_rows import find_places
 from persist.engine.read.merging import Form
 from persist.engine.read.parts.caches import ENTRY_BYTES, make_decoded_rows_kind
 from persist.engine.read.parts.reader import PartReader
@@ -645,19 +645,6 @@ def test_what_look_ups_have_decoded_of_parts_that_are_gone_is_not_kept_for_ever(
             sizes.append(kept.bytes)
         assert sizes[-1] > 0
         assert max(sizes[15:]) <= max(sizes[:10])
-
-
-def test_row_groups_that_lie_between_two_samples_are_looked_into() -> None:
-    keys = pa.table({"a": [n // 10 for n in range(100)], "b": [n % 10 for n in range(100)]})
-    at = np.array([0, 33, 66, 99])
-    samples = KeySamples(SortedKeys(keys.take(pa.array(at))), at)
-    bounds = GroupBounds(np.arange(0, 101, 5), 1, None, None)
-    for row in range(100):
-        wanted = SortedKeys(keys.slice(row, 1))
-        assert samples.may_hold(wanted)
-        assert row // 5 in bounds.find_groups(samples, wanted)
-        assert len(bounds.find_groups(samples, wanted)) <= 14
-    assert not samples.may_hold(SortedKeys(pa.table({"a": [10, 11], "b": [0, 5]})))
 
 
 def test_the_places_of_keys_are_those_of_their_rows_in_small_parts_and_in_parts_of_many_row_groups(

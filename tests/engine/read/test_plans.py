@@ -20,7 +20,6 @@ from persist.engine.read.lookups.part_rows import KeySamples
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan, narrow_scan
 from persist.engine.read.planning.snapshot_plan import (
-    UnreadParts,
     _estimate_cost,
     _estimate_rows_between,
     count_records,
@@ -175,20 +174,6 @@ def test_records_are_counted_without_reading_where_that_tells(client: persist.Cl
     marked.upsert([(1, (1, False), 0), (2, (1, False), 0)], seal=1).result()
     marked.upsert([(1, (2, True), 1)], seal=2).result()
     assert count_records(marked.handle.contents()) is None, "a tombstone is a row, and no record"
-
-
-def test_unread_parts_are_those_at_or_after_a_bound_whatever_happens_to_the_others(client: persist.Client) -> None:
-    t, unread = client.create_or_load("t", key={"k": int}), UnreadParts()
-    for time in range(6):
-        t.write([((time, None), time, 1)], seal=time + 1).result()
-        contents = t.handle.contents()
-        found = [part.time_min for part in unread.select_from_frontier(contents, time - 1)]
-        assert found == [*range(max(0, time - 1), time + 1)]
-    t.compact()
-    contents = t.handle.contents()
-    assert [*unread.select_from_frontier(contents, 5)] == [
-        part for part in contents.history_parts if part.time_max >= 5
-    ]
 
 
 def test_a_scan_is_narrowed_by_what_rows_hold_and_by_nothing_else(client: persist.Client) -> None:

@@ -1,13 +1,15 @@
 """Plans cut into slices: they cover everything once, in order, and none is much larger than asked for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
-import persist.engine.read.planning.scan
 from persist.blob.protocol import MemoryBlob
 from persist.engine.read.merging import read_snapshot
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
@@ -63,25 +65,6 @@ def test_slices_of_a_part_that_is_read_in_pieces_hold_each_row_once() -> None:
             assert pa.concat_tables(found).equals(pa.table(columns).select(["k", "v"]))
 
 
-def test_there_are_whole_rounds_of_tasks_that_are_neither_large_nor_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist.engine.read.planning.scan, "TASK_BYTES_MAX", 1000)
-    monkeypatch.setattr(persist.engine.read.planning.scan, "TASK_BYTES_MIN", 100)
-    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
-        c = client.create_or_load("c", key={"k": pa.int64()})
-        c.write([((n, None), 0, 1) for n in range(100)], seal=1).result()
-        scan = c.snapshot().scan
-        assert 2000 < scan.memory < 3000
-        assert [scan.choose_task_count(parallel) for parallel in (1, 2, 3, 4, 100)] == [
-            3,
-            4,
-            3,
-            4,
-            -(-scan.memory // 100),
-        ]
-        c.overwrite([]).result()
-        assert c.snapshot(0).scan.empty(["k"]).num_rows == 0
-
-
 def test_what_one_slice_touches_is_given_where_others_read_the_rest() -> None:
     with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
         c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
@@ -93,6 +76,11 @@ def test_what_one_slice_touches_is_given_where_others_read_the_rest() -> None:
         assert held[3] == 33
         tables = read_snapshot(scan, "rows", PartReader(client.engine.blob), elsewhere=lambda part: False)
         assert sorted(row["k"] for table in tables for row in table.to_pylist()) == [*range(10)]
+        c.write([((n, n), 1, 1) for n in range(20, 30)], seal=2).result()
+        scan = c.snapshot(where="v <> 20 AND v <> 3").scan
+        scan = replace(scan, parts=scan.parts[::-1], filter=pc.field("v") < 20)
+        tables = read_snapshot(scan, "rows", PartReader(client.engine.blob), elsewhere=lambda part: not part.negatives)
+        assert not [*tables], "of what others read, the first part has no row, and the next one what is retracted"
 
 
 def test_the_least_diff_can_be_read_backwards() -> None:

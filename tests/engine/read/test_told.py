@@ -8,7 +8,6 @@ import pytest
 import persist
 from persist.blob.errors import MissingBlob
 from persist.blob.protocol import MemoryBlob
-from persist.engine.read.keyed.key_history import find_null_keys
 from persist.engine.read.planning.snapshot_plan import Explanation
 from tests.support.clocks import ImpatientClock
 from tests.support.tuned import tuned
@@ -54,12 +53,3 @@ def test_a_part_that_is_needed_and_not_there_is_damage_and_no_late_read(blob: Me
         with pytest.raises(MissingBlob) as caught:
             reader["c"].snapshot(0).to_arrow()
         assert caught.value.key == part.key
-
-
-def test_keys_are_null_if_all_their_fields_are() -> None:
-    with persist.open(MemoryBlob(), settings=SETTINGS) as client:
-        c = client.create_or_load("c", key={"a": pa.int64(), "b": pa.int64()})
-        rows = [((None, None), None), ((None, 1), None), ((1, None), None), ((1, 1), None)]
-        c.write([(row, 0, 1) for row in rows], seal=1).result()
-        found = [*find_null_keys(c.handle.contents(), client.engine.reader())]
-        assert found == [((None, None), 0)]

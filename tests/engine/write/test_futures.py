@@ -130,12 +130,12 @@ def test_an_awaited_future_wakes_its_task_also_one_that_was_cancelled_before() -
     other, _ = made()
 
     async def main() -> int:
-        asyncio.get_running_loop().call_later(0.01, lambda: one.succeed(9))
         waiting = asyncio.ensure_future(waiting_for(other))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.sleep(0)
         other.fail(ValueError("nobody hears"))
+        asyncio.get_running_loop().call_soon(one.succeed, 9)
         return await one
 
     async def waiting_for(each: CommitFuture) -> int:

@@ -34,7 +34,7 @@ from tests.proofs.simulator.standing import LOG
 from tests.proofs.simulator.world import BEGAN_MS, ClientStore, World
 from tests.support.invariants import check_named
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
 LIVES_MAX = 60
 CHANGES_MAX = 8  # Of the store; opening a client and creating collections are some of them.
 EVENT_IDS = 10**6  # Of one process.

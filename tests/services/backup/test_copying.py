@@ -3,8 +3,9 @@
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,11 +16,14 @@ from persist import backup, copy, verify
 from persist.blob.errors import Unavailable
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
+from persist.codecs.part.part import compute_checksum
+from persist.engine.follow.checkpoint import write_checkpoint
 from persist.errors import Conflict, CorruptBlob, InvalidUsage, LogReplaced, MissingBlob
 from persist.services.backup import Copied
 from persist.services.fsck import fsck
 from tests.support.checkpoints import wait_for_checkpoint
 from tests.support.clocks import DatedBlob, ImpatientClock
+from tests.support.stepped import WAIT_S
 from tests.support.tuned import tuned
 from tests.support.watched import WatchedBlob
 
@@ -35,6 +39,7 @@ SETTINGS = tuned(
     log_retention_records=16,
     inline_runs=2,
 )
+ORDER = ("part", "list", "state", "directory", "log", "checkpoint")  # What comes first names nothing that comes later.
 Held = dict[tuple[str, int], Counter[tuple[int, int]]]
 
 
@@ -54,10 +59,8 @@ class Place:
         chance, names = self.chance, [*self._now]
         what = chance.choice(["make", "clone"] + ["write"] * 10 + ["compact", "gc", "forget", "drop", "rename", "tick"])
         if what == "make" or not names:
-            name = f"c{self._made}"
+            self.make(f"c{self._made}")
             self._made += 1
-            self.client.create_or_load(name, key=KEY, value=VALUE)
-            self._now[name], self._time[name] = Counter(), 0
         elif what == "clone":
             source, name = chance.choice(names), f"c{self._made}"
             self._made += 1
@@ -88,6 +91,10 @@ class Place:
             self.held |= {(new, time): held for (name, time), held in self.held.items() if name == old}
         elif what == "tick":
             self.blob.clock.sleep(4000.0)
+
+    def make(self, name: str) -> None:
+        self.client.create_or_load(name, key=KEY, value=VALUE)
+        self._now[name], self._time[name] = Counter(), 0
 
     def write(self, name: str) -> None:
         time, now = self._time[name], self._now[name].copy()
@@ -123,7 +130,7 @@ def check(target: MemoryBlob, held: Held, done: Copied) -> None:
     with persist.open(target, mode="read", clock=ImpatientClock()) as client:
         assert client.seqno == done.seqno
         names = client.collections()
-        assert len(names) == done.collections
+        assert len(names + client.engine.names(".")) == done.collections
         for name in names:
             collection = client.load(name)
             upper = collection.upper.time or 0
@@ -157,39 +164,138 @@ def test_backups_are_the_location_at_one_record_whatever_happens_meanwhile(seed:
     place.client.close()
 
 
-def test_a_backup_copies_what_is_new_and_forgets_what_is_gone() -> None:
-    source, target = DatedBlob(ImpatientClock()), MemoryBlob()
-    place = Place(source, 5)
+@pytest.fixture
+def place() -> Iterator[Place]:
+    place = Place(DatedBlob(ImpatientClock()), 7)
     for name in ("a", "b"):
-        place.client.create_or_load(name, key=KEY, value=VALUE)
-        place._now[name], place._time[name] = Counter(), 0
-        for _ in range(5):
+        place.make(name)
+        for _ in range(3):
             place.write(name)
-        place.client.load(name).compact()
+    yield place
+    with suppress(Exception):
+        place.client.close()
+
+
+def store_checkpoint(place: Place) -> None:
     wait_for_checkpoint(place.client)
-    told: list[persist.Work] = []
-    with place.client.load("a").snapshot(), persist.progress(told.append):  # The last record is a reader's.
-        first = backup(source, target, clock=source.clock)
-        assert first.blobs == told[-1].done > 4
-        nothing = backup(source, target, clock=source.clock)
-        assert (nothing.blobs, nothing.deleted, nothing.seqno) == (0, 0, first.seqno)
-    place.write("a")
-    wait_for_checkpoint(place.client)
-    reading, copied = WatchedBlob(source), {entry.key for entry in target.list("part/")}
-    more = backup(reading, target, clock=source.clock)
-    assert copied.isdisjoint(reading.keys("get")), "what is there is not read again"
-    assert max(Counter(call for call in reading.asked if call[0] == "get").values()) < 8
-    assert 0 < more.blobs <= 9  # Records, perhaps a part, and a checkpoint with what it names if one was due.
-    place.client.load("a").allow_compaction(5).result()
-    place.client.load("a").compact()
-    less = backup(source, target, clock=source.clock)
-    assert less.deleted > 0
-    check(target, place.held, less)
-    place.client.drop("b").result()
-    gone = backup(source, target, clock=source.clock)
-    assert gone.deleted
-    check(target, place.held, gone)
-    place.client.close()
+    place.client.engine.follower.refresh()
+    write_checkpoint(place.blob, *place.client.engine.follower.get_recent_records())
+
+
+def sizes(blob: Blob) -> dict[str, int]:
+    """Return the bytes of all that is stored, without the mark of a backup."""
+    return {entry.key: entry.bytes for entry in blob.list("") if entry.key != "gc/clock"}
+
+
+def back_up(place: "Place", target: Blob, source: Blob | None = None) -> Copied:
+    """Back up, and compare what the result counts with what became of the target."""
+    before, told = sizes(target), list[persist.Work]()
+    with persist.progress(told.append):
+        done = backup(source or place.blob, target, clock=place.blob.clock)
+    after = sizes(target)
+    new = after.keys() - before.keys() - {"lost/left-out.json"}
+    assert (done.blobs, done.bytes) == (len(new), sum(after[key] for key in new))
+    assert done.blobs == told[-1].done
+    assert done.deleted == len(before.keys() - after.keys() - {"lost/left-out.json"})
+    return done
+
+
+def asked_for(blob: WatchedBlob) -> str:
+    """Return how often parts, part lists and state objects were asked for, by operation."""
+    calls = Counter((operation, key.partition("/")[0]) for operation, key in blob.asked)
+    kinds = ("list", "part", "state")
+    return ", ".join(f"{calls[call]} {' '.join(call)}" for call in sorted(calls) if call[1] in kinds)
+
+
+def test_a_backup_asks_for_what_is_new_and_has_what_the_location_needs(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record has a part list of its own. A dropped clone, which has no state object yet, leaves a part of `a`."""
+    monkeypatch.setattr("persist.core.log.records.PARTS_INLINE_MAX", 0)
+    monkeypatch.setattr("persist.engine.follow.directory.INLINE_BYTES_MAX", 0)
+    monkeypatch.setattr("persist.engine.follow.directory.WHOLE_BYTES_MAX", 0)
+    client, target = place.client, MemoryBlob()
+    b, a = sorted((client.load(name) for name in "ab"), key=lambda one: one.id)  # Folders are looked at in this order.
+
+    def fold() -> None:
+        a.allow_compaction((a.upper.time or 0) - 1).result()
+        a.compact()
+
+    store = partial(store_checkpoint, place)
+
+    def replace_rows() -> None:
+        time = a.upper.time or 0
+        a.overwrite([(1, time)], time=time).result()
+        a.seal(time + 1).result()
+
+    listed = "2 list list, {} list part, 2 list state"
+    table: list[tuple[list[Callable[[], object]], str, str]] = [
+        (
+            [a.compact, b.compact, store],
+            "5 get list, 4 get part, 4 get state",
+            f"4 create list, 4 create part, 2 create state, 5 get list, 4 get part, 4 get state, {listed.format(3)}",
+        ),
+        ([], "1 get list", f"2 get list, {listed.format(1)}"),
+        (
+            [lambda: place.write(a.name)],
+            "2 get list, 1 get state",
+            f"1 create list, 3 get list, 1 get state, {listed.format(2)}",
+        ),
+        ([store], "2 get list, 1 get state", f"3 get list, 1 get state, {listed.format(2)}"),
+        (
+            [fold, store],
+            "1 get list, 1 get part, 2 get state",
+            "1 create list, 1 create part, 1 create state, 2 delete part, 1 delete state, "
+            f"2 get list, 1 get part, 2 get state, {listed.format(2)}",
+        ),
+        (
+            [lambda: client.clone(a.name, "copy"), store],
+            "3 get list",
+            f"1 create list, 3 get list, 1 get state, {listed.format(2)}",
+        ),
+        (
+            [replace_rows, fold, store],
+            "3 get list, 1 get part, 2 get state",
+            "2 create list, 1 create part, 1 create state, 1 delete state, "
+            f"4 get list, 1 get part, 2 get state, {listed.format(3)}",
+        ),
+        ([lambda: client.drop("copy").result()], "", f"1 delete part, 1 get state, {listed.format(1)}"),
+        (
+            [lambda: client.clone(a.name, "again"), replace_rows, fold, store],
+            "4 get list, 1 get part, 2 get state",
+            "3 create list, 1 create part, 1 create state, 1 delete state, "
+            f"4 get list, 1 get part, 2 get state, {listed.format(3)}",
+        ),
+        (
+            [lambda: client.load("again").erase(where="k >= 0", reason="a test")],
+            "4 get state",
+            f"2 create state, 2 delete part, 1 delete state, 4 get state, {listed.format(1)}",
+        ),
+    ]
+    for steps, of_source, of_target in table:
+        for step in steps:
+            step()
+        wait_for_checkpoint(client)
+        source_, target_, known = WatchedBlob(place.blob), WatchedBlob(target), records(target)
+        back_up(place, target_, source_)
+        assert (asked_for(source_), asked_for(target_)) == (of_source, of_target)
+        created = [key for operation, key in target_.asked if operation == "create"]
+        assert [*dict.fromkeys(key.partition("/")[0] for key in created)] == [
+            kind for kind in ORDER if any(key.startswith(kind) for key in created)
+        ]
+        logged = [key for key in created if key.startswith("log/")]
+        assert logged == sorted(records(target) - known, reverse=not known)
+        report = fsck(target, clock=ImpatientClock())
+        assert (report.problems, report.unreferenced) == ((), ())
+    target.set(f"part/{b.id}/mine", b"")  # Is no upload, so it stays.
+    place.blob.clock.sleep(4000.0)
+    client.gc()
+    floor = min(records(place.blob))
+    assert floor > min(records(target))
+    place.write(b.name)
+    back_up(place, target)
+    assert records(target) == records(place.blob)
+    assert {key.partition("/")[0] for key in sizes(target).keys() - sizes(place.blob).keys()} == {"part"}
 
 
 def stopped_at(target: MemoryBlob, call: int) -> UnreliableBlob:
@@ -199,105 +305,93 @@ def stopped_at(target: MemoryBlob, call: int) -> UnreliableBlob:
     return wrapped
 
 
-@pytest.mark.thorough
-def test_a_first_backup_of_a_truncated_log_goes_on_wherever_it_was_interrupted() -> None:
-    place = Place(DatedBlob(ImpatientClock()), 10)
-    with place.client:
-        for _ in range(60):
-            place.step()
-        assert next(iter(place.blob.list("log/"))).key != "log/" + "0" * 20
-        quick, call, is_done = persist.Settings(retry_s=0.001), 0, False
-        while not is_done:
-            target = MemoryBlob()
-            try:
-                backup(place.blob, stopped_at(target, call), clock=place.blob.clock, settings=quick)
-                is_done = True
-            except Unavailable:
-                backup(place.blob, target, clock=place.blob.clock)
-            assert verify(target, place.blob, clock=place.blob.clock).is_whole
-            call += 8
-        assert call > 20
-
-
 def records(blob: Blob) -> set[str]:
     return {entry.key for entry in blob.list("log/")}
 
 
 @pytest.mark.thorough(except_every=2)
-@pytest.mark.parametrize("later", [False, True])
-def test_a_backup_that_is_interrupted_anywhere_is_no_location_or_an_older_one_and_goes_on(later: bool) -> None:
-    source = DatedBlob(ImpatientClock())
-    place = Place(source, 6)
-    for _ in range(20):
+@pytest.mark.parametrize("what", ["first", "truncated", "later"])
+def test_a_backup_that_is_interrupted_anywhere_is_no_location_or_an_older_one_and_goes_on(what: str) -> None:
+    source, base = DatedBlob(ImpatientClock()), MemoryBlob()
+    place = Place(source, 10 if what == "truncated" else 6)
+    for _ in range(60 if what == "truncated" else 35):
         place.step()
-    base = MemoryBlob()
-    old = backup(source, base, clock=source.clock) if later else None
+    assert (min(records(source)) > "log/" + "0" * 20) == (what == "truncated")
+    old = backup(source, base, clock=source.clock).seqno if what == "later" else -1
     for _ in range(15):
         place.step()
-    quick = persist.Settings(retry_s=0.001)
-    call = 0
-    while True:
+    quick, is_done = persist.Settings(retry_s=0.001), False
+    for call in range(0, 1000, 11):
         target = MemoryBlob()
         for entry in base.list(""):
             target.set(entry.key, base.get(entry.key) or b"")
         try:
             done = backup(source, stopped_at(target, call), clock=source.clock, settings=quick)
+            is_done = True
             break
         except Unavailable:
             pass
-        if old is None and records(target) not in (set(), records(source)):  # Its first record comes last.
+        is_partial = records(target) != records(source) or (what == "truncated" and not [*target.list("checkpoint/")])
+        if old < 0 and records(target) and is_partial:  # Its first record comes last, or else its checkpoint.
             for mode in ("read", "shared"):
                 with pytest.raises(persist.Corruption, match="a copy to here was interrupted"):
                     persist.open(target, mode=mode, clock=ImpatientClock())
-            check(target, place.held, backup(source, target, clock=source.clock))
-            call += 11
-            continue
-        with persist.open(target, mode="read", clock=ImpatientClock()) as client:
-            assert client.seqno == -1 or old is None or client.seqno >= old.seqno
-            for name in client.collections():
-                collection = client.load(name)
-                for time in range(collection.since.time or 0, collection.upper.time or 0):
-                    assert Counter(map(tuple, collection.snapshot(time).rows())) == place.held[name, time]
+        else:
+            with persist.open(target, mode="read", clock=ImpatientClock()) as client:
+                assert client.seqno == -1 or client.seqno >= old
+                for name in client.collections():
+                    collection = client.load(name)
+                    for time in range(collection.since.time or 0, collection.upper.time or 0):
+                        assert Counter(map(tuple, collection.snapshot(time).rows())) == place.held[name, time]
         check(target, place.held, backup(source, target, clock=source.clock))
-        call += 11
+    assert is_done
     assert call >= 22
     check(target, place.held, done)
     place.client.close()
 
 
-@pytest.fixture
-def place() -> Iterator[Place]:
-    place = Place(DatedBlob(ImpatientClock()), 7)
-    for name in ("a", "b"):
-        place.client.create_or_load(name, key=KEY, value=VALUE)
-        place._now[name], place._time[name] = Counter(), 0
-        for _ in range(3):
+def test_a_restored_copy_goes_on_as_the_location_and_is_compared_with_it(place: Place) -> None:
+    kept, restored, told = MemoryBlob(), DatedBlob(ImpatientClock()), list[persist.Work]()
+    for name in ("gone", "folded", "erased", "unsealed"):
+        place.make(name)
+        if name != "unsealed":
             place.write(name)
-    yield place
-    with suppress(Exception):
-        place.client.close()
-
-
-def test_a_restored_copy_goes_on_as_the_location(place: Place) -> None:
-    kept, restored = MemoryBlob(), DatedBlob(ImpatientClock())
-    place.client.create_or_load("once", key=KEY, value=VALUE)
-    place._now["once"], place._time["once"] = Counter(), 0
-    place.write("once")
+    place.client.load("b").index("v")
     backup(place.blob, kept, clock=place.blob.clock)
+    kept.set(f"part/{place.client.load('b').id}/{'0' * 20}-{'0' * 32}.parquet", b"")  # A copy deletes nothing.
+    kept_keys = sizes(kept).keys()
+    assert copy(place.blob, kept, clock=place.blob.clock).deleted == 0
+    assert sizes(kept).keys() == kept_keys
     done = copy(kept, restored, clock=restored.clock)
     check(restored, place.held, done)
-    proof = verify(restored, place.blob, clock=restored.clock)
-    assert proof.is_whole
-    assert proof.digests.keys() == {"a", "b", "once"}
+    with persist.progress(told.append):
+        proof = verify(restored, place.blob, clock=restored.clock)
+    assert told[-1].done == told[-1].total == 7
+    assert str(proof) == f"6 collections as of record {done.seqno}: all of it was read, and it is whole"
+    index = place.client.engine.names(".index.")[0]
+    times = dict.fromkeys(("a", "b", index), 2) | dict.fromkeys(("gone", "folded", "erased"), 0)
+    assert proof.digests == {
+        name: (time, place.client.load(name).snapshot(time).digest()) for name, time in times.items()
+    }
     with persist.open(restored, clock=restored.clock, settings=SETTINGS) as client:
         client.load("a").write([((1000, 1), 3, +1)], seal=4).result()
         client.load("a").compact()
         client.gc()
         assert (1000, 1) in client.load("a").snapshot().rows()
+    place.client.drop("gone").result()
+    place.write("folded")
+    place.client.load("folded").allow_compaction(1).result()
+    place.client.load("erased").erase(where="k >= 0", reason="a test")
     proof = verify(restored, place.blob, clock=restored.clock)
     assert not proof.problems
-    assert set(proof.differences) == {"a"}
-    assert "is sealed here, and not there" in proof.differences["a"]
+    digests = [proof.digests["erased"][1], place.client.load("erased").snapshot(0).digest()]
+    assert proof.differences == {
+        "a": "time 3 is sealed here, and not there",
+        "erased": "at time 0 its digest is {}, and there it is {}".format(*digests),
+    }
+    assert str(proof) == "\n".join(
+        [f"6 collections as of record {proof.seqno}:", *(f"{name}: {why}" for name, why in proof.differences.items())]
+    )
 
 
 def test_what_is_no_backup_of_the_location_is_left_alone(place: Place, tmp_path: Path) -> None:
@@ -339,28 +433,61 @@ def test_what_is_no_backup_of_the_location_is_left_alone(place: Place, tmp_path:
 
 @pytest.mark.parametrize("loss", ["damaged", "lost"])
 def test_a_part_that_is_damaged_or_lost_is_told_and_the_rest_is_copied(place: Place, loss: str) -> None:
-    place.client.load("a").compact()
-    part = next(iter(place.blob.list(f"part/{place.client.load('a').id}/"))).key
+    """The target remembers it: once a state object is there, nothing else says that blobs which it names are not."""
+    client, clock, target = place.client, place.blob.clock, MemoryBlob()
+    a = client.load("a")
+    for name in ("a", "b"):
+        client.load(name).compact()
+    store_checkpoint(place)
+    part, _ = sorted(entry.key for entry in place.blob.list(f"part/{a.id}/"))
     whole = place.blob.get(part) or b""
     if loss == "lost":
         place.blob.delete(part)
     else:
         place.blob.set(part, b"x" + whole[1:])
-    target = MemoryBlob()
-    done = backup(place.blob, target, clock=place.blob.clock)
-    assert done.damaged == (part,)
-    assert part in str(done)
-    with persist.open(target, mode="read", clock=ImpatientClock()) as client:
-        assert Counter(map(tuple, client.load("b").snapshot().rows())) == place.held["b", 2]
-    proof = verify(target, clock=place.blob.clock)
-    assert [problem.blob for problem in proof.problems] == [part]
-    assert "a" in proof.differences
-    assert part in str(proof)
-    assert backup(place.blob, target, clock=place.blob.clock).damaged == (part,), "it is still not there"
+    for new in (18, 0, 0):
+        done = back_up(place, target)
+        assert done.damaged == (part,)
+        assert str(done) == (
+            f"2 collections as of record {client.seqno}: {new} new blobs of {done.bytes:,} bytes, 0 old ones deleted; "
+            f"damaged in the source, and not copied: {part}"
+        )
+        assert target.get("lost/left-out.json") == b'["%s"]' % a.id.encode()
+    with pytest.raises(CorruptBlob) as error:
+        copy(place.blob, MemoryBlob(), clock=clock)
+    assert str(error.value) == (
+        f"blob {part!r} is corrupt: 1 blob of memory:// cannot be copied. Nothing can be opened there: mend them and "
+        "go on, take another backup, or leave out what is damaged; nothing that depends on it was returned."
+    )
+    assert copy(place.blob, MemoryBlob(), leave_out_damaged=True, clock=clock).damaged == (part,)
+    with persist.open(target, mode="read", clock=ImpatientClock()) as reader:
+        assert Counter(map(tuple, reader.load("b").snapshot().rows())) == place.held["b", 2]
+    proof = verify(target, clock=clock)
+    why = f"it is missing, and {len(whole)} bytes with checksum {compute_checksum(whole)} belong there"
+    assert str(proof) == (
+        f"1 collection as of record {client.seqno}:\n{part}: {why}\na: {CorruptBlob(part, why)}\n"
+        "If this is a backup: delete from it the objects that are named here, and back up again."
+    )
     place.blob.set(part, whole)
-    assert backup(place.blob, target, clock=place.blob.clock).damaged == ()
-    assert verify(target, place.blob, clock=place.blob.clock).is_whole
+    done = back_up(place, target)
+    assert (done.blobs, done.bytes, done.damaged) == (1, len(whole), ())
+    assert verify(target, place.blob, clock=clock).is_whole
     assert not [*target.list("lost/")]
+
+
+def test_several_blobs_are_copied_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist.services.backup.copying.COPIES_AT_ONCE", 2)
+    both = threading.Barrier(2, timeout=WAIT_S)
+
+    class Waiting(UnreliableBlob):
+        def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+            if key.startswith("part/"):
+                both.wait()
+            return super().get(key, range)
+
+    place.client.load("a").compact()
+    assert len([*place.blob.list("part/")]) == 2
+    back_up(place, MemoryBlob(), Waiting(place.blob))
 
 
 def test_a_part_that_goes_while_it_is_copied_is_no_damage(place: Place) -> None:
@@ -379,67 +506,116 @@ def test_a_part_that_goes_while_it_is_copied_is_no_damage(place: Place) -> None:
     check(target, place.held, done)
 
 
-def test_a_backup_whose_source_always_moves_on_gives_up(place: Place) -> None:
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_backup_gives_up_if_its_source_always_moves_on_or_lacks_an_object(place: Place, goes_on: bool) -> None:
+    passes = list[str]()
+
     class Fleeing(UnreliableBlob):
         def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
             if not key.startswith("state/"):
                 return super().get(key, range)
-            place.write("b")
+            passes.append(key)
+            if goes_on:
+                place.write("b")
             return None
 
     place.client.load("a").compact()
-    wait_for_checkpoint(place.client)
-    place.client.gc()
+    store_checkpoint(place)
     with pytest.raises(MissingBlob):
         backup(Fleeing(place.blob), MemoryBlob(), clock=place.blob.clock)
+    assert len(passes) == (20 if goes_on else 1)
 
 
-class _Overtaken(MemoryBlob):
-    """A target to which another backup begins when some request comes."""
+@pytest.mark.parametrize("kind", ["checkpoint", "list", "log", "state"])
+def test_an_object_of_the_log_that_is_damaged_stops_a_backup(
+    place: Place, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("persist.core.log.records.PARTS_INLINE_MAX", 0)
+    place.write("a")
+    place.client.load("a").compact()
+    store_checkpoint(place)
+    key = [entry.key for entry in place.blob.list(f"{kind}/")][-1]
+    place.blob.set(key, (place.blob.get(key) or b"")[:-2])
+    target = MemoryBlob()
+    with pytest.raises(CorruptBlob) as error:
+        backup(place.blob, target, clock=place.blob.clock)
+    assert error.value.key == key
+    assert not records(target)
 
-    def __init__(self, place: "Place", request: int) -> None:
-        super().__init__()
-        self._place = place
-        self._left = request
 
-    def _count(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            for _ in range(30):
-                self._place.step()
-            backup(self._place.blob, self, clock=self._place.blob.clock)
+@pytest.mark.parametrize(
+    ("is_new", "why"), [(True, "it was stored, and reads otherwise"), (False, "another one lies in the target")]
+)
+def test_an_object_that_the_target_has_otherwise_stops_a_backup(place: Place, is_new: bool, why: str) -> None:
+    class Lossy(MemoryBlob):
+        def create(self, key: str, value: bytes) -> bool:
+            return super().create(key, value[:-1] if key == part else value) and is_new
+
+    place.client.load("a").compact()
+    part = next(iter(place.blob.list("part/"))).key
+    with pytest.raises(CorruptBlob) as error:
+        backup(place.blob, Lossy(), clock=place.blob.clock)
+    advice = "Delete it there, and copy again"
+    assert str(error.value) == str(CorruptBlob(f"memory:///{part}", why, advice))
+
+
+class _Taken(MemoryBlob):
+    """A target to which another backup begins just before the first change of some kind."""
+
+    change, deletes = "", "nothing"
+
+    def _note(self, change: str) -> None:
+        if self.change and change.startswith(self.change):
+            self.change = ""
+            super().set("gc/clock", b"another one's")
+            for key in [entry.key for entry in self.list(self.deletes)]:
+                self.delete(key)
+
+    def set(self, key: str, value: bytes) -> None:
+        super().set(key, value)
+        self._note(f"set {key}")
 
     def create(self, key: str, value: bytes) -> bool:
-        self._count()
+        self._note(f"create {key}")
         return super().create(key, value)
 
-    def delete(self, key: str) -> None:
-        self._count()
-        super().delete(key)
 
-
-@pytest.mark.thorough(except_every=6)
-@pytest.mark.parametrize("request_", [1, 10, 22, 34, 46, 58])
-def test_a_backup_that_is_overtaken_deletes_nothing_of_the_other_one(request_: int) -> None:
-    place = Place(DatedBlob(ImpatientClock()), request_)
-    with place.client:
-        for _ in range(60):
-            place.step()
-        target = _Overtaken(place, request_)
-        with suppress(Conflict):
-            backup(place.blob, target, clock=place.blob.clock)
-        # What lies about besides, such as an older checkpoint, goes with the next backup.
-        assert not verify(target, place.blob, clock=place.blob.clock).differences
+@pytest.mark.parametrize(
+    ("is_first", "change", "deletes", "stored"),
+    [
+        (True, "set gc", "nothing", {"part"}),
+        (True, "create part", "nothing", {"part"}),
+        (True, "create log", "nothing", {"part", "state", "log"}),
+        (False, "set gc", "nothing", {"part"}),
+        (False, "create checkpoint", "nothing", {"part", "state", "log", "checkpoint"}),
+        (False, "create checkpoint", "state", {"part", "log", "checkpoint"}),
+    ],
+)
+def test_a_backup_to_which_another_one_comes_stores_nothing_that_claims_more_and_deletes_nothing(
+    place: Place, is_first: bool, change: str, deletes: str, stored: set[str]
+) -> None:
+    a, target = place.client.load("a"), _Taken()
+    if not is_first:
+        a.compact()
+        store_checkpoint(place)
+        back_up(place, target)
+        place.write("a")
+        a.allow_compaction(3).result()
+    a.compact()
+    store_checkpoint(place)
+    before = sizes(target)
+    target.change, target.deletes = change, deletes
+    with pytest.raises(Conflict) as error:
         backup(place.blob, target, clock=place.blob.clock)
-        assert verify(target, place.blob, clock=place.blob.clock).is_whole
-
-
-def test_an_object_of_the_log_that_is_damaged_stops_a_backup(place: Place) -> None:
-    place.client.gc()
-    key = next(iter(place.blob.list("checkpoint/"))).key
-    place.blob.set(key, (place.blob.get(key) or b"")[:-2])
-    with pytest.raises(CorruptBlob):
-        backup(place.blob, MemoryBlob(), clock=place.blob.clock)
+    assert str(error.value) == (
+        "another backup to memory://, or a garbage collection there, has begun meanwhile. Only one at a time may go "
+        "on: wait for it, and back up again"
+    )
+    after = sizes(target)
+    assert {key: size for key, size in before.items() if not key.startswith(deletes)}.items() <= after.items()
+    assert {key.partition("/")[0] for key in after.keys() - before.keys()} == stored
+    back_up(place, target)
+    assert verify(target, place.blob, clock=place.blob.clock).is_whole
 
 
 def read_in(target: Blob, **options: object) -> int:
@@ -447,17 +623,26 @@ def read_in(target: Blob, **options: object) -> int:
         return len(client.load("a").snapshot().to_arrow())
 
 
-def test_a_backup_that_is_being_read_goes_on_and_its_reader_reads_right_or_hears_of_it(place: Place) -> None:
+@pytest.mark.parametrize("writes", [0, 3])
+def test_a_backup_that_is_being_read_goes_on_and_its_reader_reads_right_or_hears_of_it(
+    place: Place, writes: int
+) -> None:
     target = MemoryBlob()
     backup(place.blob, target, clock=place.blob.clock)
     with persist.open(target, clock=ImpatientClock(), settings=tuned(background=False)) as reader:
         reading = reader.load("a").snapshot()
         held = Counter(map(tuple, reading.rows()))
+        assert reader.seqno > place.client.seqno
+        write_checkpoint(target, *reader.engine.follower.get_recent_records())
         for _ in range(3):
-            for _ in range(3):
+            for _ in range(writes):
                 place.write("a")
             done = backup(place.blob, target, clock=place.blob.clock)
             assert done.seqno == place.client.seqno
+            assert {key: target.get(key) for key in records(target)} == {
+                key: place.blob.get(key) for key in records(place.blob)
+            }
+            assert {entry.key for entry in target.list("checkpoint/")} <= {*sizes(place.blob)}
             with suppress(LogReplaced):
                 assert Counter(map(tuple, reading.rows())) == held
                 now = reader.load("a").snapshot()
@@ -487,58 +672,31 @@ def test_a_backup_that_was_written_to_is_left_alone_even_if_it_was_read_after_th
     assert {entry.key for entry in target.list("log/")} == before
 
 
-@pytest.mark.thorough
-def test_what_is_erased_from_a_clone_leaves_the_backup_although_its_source_did_not_change(place: Place) -> None:
-    """The blob lies in the folder of the source, which names it no longer, and which nothing else happened to."""
-    clock, target = place.blob.clock, MemoryBlob()
-    a = place.client.load("a")
-    a.compact()
-    clone = place.client.clone("a", "copy")
-    shared = {key for key in clone.handle.contents().named_blobs if key.startswith(f"part/{a.id}/")}
-    a.overwrite([(1, 1)]).result()
-    a.allow_compaction((a.upper.time or 0) - 1).result()
-    a.compact()
-    wait_for_checkpoint(place.client)
-    assert shared.isdisjoint(a.handle.contents().named_blobs)
-    backup(place.blob, target, clock=clock)
-    clone.erase(where="k <> 1 OR v <> 1", reason="request 17")
-    assert (len(a.erasures()), len(clone.erasures())) == (0, 1)
-    backup(place.blob, target, clock=clock)
-    assert shared
-    assert shared.isdisjoint(entry.key for entry in target.list("part/"))
+def test_an_error_after_the_copy_says_that_it_is_complete_and_the_next_backup_deletes(place: Place) -> None:
+    """What was erased leaves the backup, too, although nothing happens to its collection any more."""
 
-
-def test_damage_is_remembered_by_the_target_until_the_source_is_mended(place: Place) -> None:
-    """Once a state object is there, nothing else says that blobs which it names are not."""
-    clock, target = place.blob.clock, MemoryBlob()
-    a = place.client.load("a")
-    a.compact()
-    wait_for_checkpoint(place.client)
-    place.client.gc()
-    part = next(iter(place.blob.list(f"part/{a.id}/"))).key
-    whole = place.blob.get(part) or b""
-    place.blob.set(part, b"x" + whole[1:])
-    for _ in range(3):
-        assert backup(place.blob, target, clock=clock).damaged == (part,)
-        assert [*target.list("state/")], "nothing but the note says that the collection is not whole"
-    place.blob.set(part, whole)
-    assert backup(place.blob, target, clock=clock).damaged == ()
-    assert target.get(part) == whole
-    assert not [*target.list("lost/")]
-
-
-def test_an_error_after_the_copy_says_that_it_is_complete(place: Place) -> None:
     class Undeletable(MemoryBlob):
-        def delete(self, key: str) -> None:
-            raise Unavailable(f"cannot delete {key}")
+        may = False
 
-    target = Undeletable()
-    place.client.load("a").compact()
-    backup(place.blob, target, clock=place.blob.clock)
-    place.client.drop("a").result()
+        def delete(self, key: str) -> None:
+            if not self.may:
+                raise Unavailable(f"cannot delete {key}")
+            super().delete(key)
+
+    target, a = Undeletable(), place.client.load("a")
+    a.compact()
+    store_checkpoint(place)
+    back_up(place, target)
+    a.erase(where="k >= 0", reason="request 17")
     with pytest.raises(Unavailable) as error:
         backup(place.blob, target, clock=place.blob.clock)
-    assert "What failed is only the deletion" in error.value.__notes__[0]
-    assert f"as of record {place.client.seqno}" in error.value.__notes__[0]
+    told = f"2 collections as of record {place.client.seqno}: 3 new blobs of "
+    assert error.value.__notes__[0].startswith(told)
+    assert error.value.__notes__[0].endswith(
+        " bytes, 0 old ones deleted. What failed is only the deletion of what the target needs no longer."
+    )
     with persist.open(target, mode="read", clock=ImpatientClock()) as client:
         assert client.seqno == place.client.seqno
+    target.may = True
+    assert back_up(place, target).blobs == 0
+    assert not [*target.list(f"part/{a.id}/")]

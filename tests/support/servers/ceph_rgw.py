@@ -22,7 +22,7 @@ from typing import Any
 PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 ACCESS_KEY_ID = "AKIDFORTESTSONLY"
 SECRET_ACCESS_KEY = "secret-for-tests-only"
-READY_S = 90.0
+READY_S = 300.0
 
 _CONFIG = """
 [global]

@@ -178,7 +178,7 @@ def test_a_program_waits_until_a_time_is_sealed(place: str, run: Run) -> None:
         orders = client["orders"]
         sealing = threading.Timer(0.1, lambda: orders.seal(14).result())
         sealing.start()
-        assert main(["wait", place, "orders", "--until", "13", "--timeout", "60"]) == 0
+        assert main(["wait", place, "orders", "--until", "13", "--timeout", "300"]) == 0
         sealing.join()
         orders.allow_compaction(13)
     assert main(["wait", place, "orders", "--until", "9"]) == 0

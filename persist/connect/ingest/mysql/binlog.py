@@ -69,7 +69,7 @@ class _Token:
 def parse_effect(statement: str, schema: str, followed: Sequence[Table]) -> Effect:
     """Parse the effect of a statement on followed tables; `schema` is its default schema."""
     tokens = [*_tokenize(statement)]
-    words = [token.word for token in tokens[:4]] + [""] * 4
+    words = [*(token.word for token in tokens[:4]), "", "", ""]
     effect = Effect()
     tables = {*followed}
     if words[0] == "TRUNCATE":
@@ -97,14 +97,13 @@ def parse_effect(statement: str, schema: str, followed: Sequence[Table]) -> Effe
 
 def _parse_alter(tokens: list[_Token], schema: str, tables: set[Table], effect: Effect) -> None:
     """Add the effect of ALTER TABLE on followed tables."""
-    at = next((at for at, token in enumerate(tokens[:5]) if token.word == "TABLE"), None)
+    at = next((at for at, token in enumerate(tokens[:4]) if token.word == "TABLE"), None)
     if at is None:
         return
     at += 3 if tokens[at + 1].word == "IF" else 1
     table, at = _parse_table_name(tokens, at, schema)
     for spec in _split_specifications(tokens[at:]):
-        words = [token.word for token in spec] + [""] * 4
-        names = [token.text for token in spec if token.word not in ("COLUMN", "IF", "EXISTS")]
+        words = [*(token.word for token in spec), ""]
         if words[0] == "RENAME" and words[1] not in ("COLUMN", "INDEX", "KEY"):
             target = _parse_table_name(spec, 2 if words[1] in ("TO", "AS", "=") else 1, schema)[0]
             effect.refused = "it gives the table another name" if {table, target} & tables else effect.refused
@@ -112,7 +111,7 @@ def _parse_alter(tokens: list[_Token], schema: str, tables: set[Table], effect: 
         return
     effect.table = table
     for spec in _split_specifications(tokens[at:]):
-        words = [token.word for token in spec] + [""] * 4
+        words = [*(token.word for token in spec), ""]
         names = [token.text for token in spec if token.word not in ("COLUMN", "IF", "EXISTS")]
         if words[0] == "CHANGE" or words[:2] == ["RENAME", "COLUMN"]:
             new = names[3] if words[0] == "RENAME" else names[2]
@@ -161,14 +160,14 @@ def _tokenize(statement: str) -> Iterator[_Token]:
 
 def _parse_table_name(tokens: list[_Token], at: int, schema: str) -> tuple[Table, int]:
     """Return the table that tokens name at a position, and the next position."""
-    if len(tokens) > at + 2 and tokens[at + 1].word == ".":
+    if [token.word for token in tokens[at + 1 : at + 2]] == ["."]:
         return (tokens[at].text, tokens[at + 2].text), at + 3
     return (schema, tokens[at].text), at + 1
 
 
 def _parse_table_list(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
     """Yield the tables of a comma-separated list."""
-    while at < len(tokens):
+    while True:
         table, at = _parse_table_name(tokens, at, schema)
         yield table
         if at >= len(tokens) or tokens[at].word != ",":
@@ -201,18 +200,19 @@ class _Domains:
     def add(self, gtid: str) -> None:
         """Add the id of a MariaDB transaction."""
         domain, server, number = map(int, gtid.split("-"))
-        last_number = self._last.get(domain, (0, 0))[0]
-        if number <= last_number:
+        if domain in self._last and number <= self._last[domain][0]:
             raise InvalidUsage(
-                f"the transaction {gtid} comes after number {last_number} of its domain, so numbers run back: several "
-                "servers write to one domain. Set gtid_strict_mode = ON, or give each its own gtid_domain_id; then "
-                "copy again"
+                f"the transaction {gtid} comes after number {self._last[domain][0]} of its domain, so numbers run "
+                "back: several servers write to one domain. Set gtid_strict_mode = ON, or give each its own "
+                "gtid_domain_id; then copy again"
             )
         self._last[domain] = (number, server)
 
     def has(self, other: str) -> bool:
         """Return whether this set contains all transactions of another set, which is text."""
-        return all(self._last.get(domain, (0, 0))[0] >= at[0] for domain, at in _Domains(other)._last.items())
+        return all(
+            domain in self._last and self._last[domain][0] >= at[0] for domain, at in _Domains(other)._last.items()
+        )
 
     def __str__(self) -> str:
         return ",".join(f"{domain}-{server}-{number}" for domain, (number, server) in sorted(self._last.items()))

@@ -146,8 +146,7 @@ class _Search:
     def iterate_pieces(self) -> Iterator[_Piece]:
         """Yield the pieces to read."""
         scan = self.scan
-        in_time = (part for part in scan.parts if part.time_min < scan.time_upper and part.time_max >= scan.time_lower)
-        for part, is_base in chain(zip(scan.base, repeat(True)), zip(in_time, repeat(False))):
+        for part, is_base in chain(zip(scan.base, repeat(True)), zip(scan.prune().parts, repeat(False))):
             if not part.blob or part.bytes <= WHOLE_BYTES_MAX or part.make_lift(scan.schema) is not None:
                 yield _Piece(part, is_base)
             else:

@@ -322,7 +322,7 @@ def test_with_available_now_a_query_that_may_wait_waits_for_the_first_seal(path:
             pytest.raises(persist.errors.AsOfNotSealed, match=r"1 update at time 4: sealing to 5 makes"),
         ):
             query.reader.prepareForTriggerAvailableNow()
-        with Query(path, {**options, "timeout_s": 60}) as query, ThreadPoolExecutor(1) as pool:
+        with Query(path, {**options, "timeout_s": WAIT_S}) as query, ThreadPoolExecutor(1) as pool:
             preparing = pool.submit(query.reader.prepareForTriggerAvailableNow)
             with pytest.raises(TimeoutError):
                 preparing.result(0.3)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.core.keyed.machine import Machine
+from persist.core.keyed.machine import Machine, Replacing
 from persist.core.keyed.machines import BOXED
 from persist.errors import BeforeDiffers, InvalidUpdate, InvalidUsage, SchemaMismatch
 from persist.events import AppendDistinct, Checked, History, InsertIfAbsent, PerKey, Sessions
@@ -18,6 +18,33 @@ CUTS = st.lists(st.integers(0, 10), max_size=3)
 VALUES = st.tuples(st.sampled_from([None, 0, 1]), st.sampled_from(["a", "b"]))
 EVENTS = st.lists(st.tuples(KEYS, st.none() | VALUES, TIMES), max_size=40)
 TWO = schema_of(a=pa.int64(), b=pa.string())
+
+
+@given(EVENTS, CUTS, st.booleans(), st.booleans())
+def test_an_upsert_replaces_a_value_that_is_not_above_it(
+    events: list[KeyEvent], cuts: list[int], is_ordered: bool, keeps: bool
+) -> None:
+    def rank(value: Any) -> Any:
+        return (value[0] is not None, value[0] or 0) if is_ordered else 0
+
+    def rule(held: list[Any], value: Any, time: int) -> list[Any]:
+        return held if held and value is not None and rank(value) < rank(held[0]) else [] if value is None else [value]
+
+    # Deletions are rows where there are tombstones, and so have an order.
+    some = sorted(
+        (e for e in events if e[1] is not None or not (is_ordered or keeps)), key=lambda e: (e[2], rank(e[1]))
+    )
+    machine = Replacing(["a"] if is_ordered else [], has_tombstone=keeps)
+    assert by_machine(machine, TWO, some, cuts) == by_rule(some, rule)
+
+
+def test_an_upsert_takes_rows_once_each_though_as_many_come_as_there_are() -> None:
+    a, b, c = (0, "a"), (1, "b"), (2, "c")
+    events: list[KeyEvent] = [(0, a, 0), (0, b, 1), (0, c, 2), (1, None, 1)]
+    wanted = {(0, a, 0): 1, (0, a, 1): -1, (0, b, 1): 1, (0, b, 2): -1, (0, c, 2): 1}
+    for cuts in ([], [1], [2]):
+        assert by_machine(Replacing(), TWO, events, cuts) == wanted
+    assert (Replacing.name, Replacing.version, Replacing.has_one_value) == ("upsert", 1, True)
 
 
 @given(EVENTS, CUTS)
@@ -80,6 +107,23 @@ def test_history_keeps_every_value_with_its_interval(events: list[KeyEvent], cut
     last = {(key, time): (key, value, time) for key, value, time in events}
     schema = schema_of(a=pa.int64(), b=pa.string(), valid_from=pa.int64(), valid_to=pa.int64())
     assert by_machine(History(), schema, events, cuts) == by_rule([*last.values()], rule)
+
+
+def test_history_closes_what_stood_and_opens_what_differs() -> None:
+    a, b = (0, "a"), (1, "b")
+    events: list[KeyEvent] = [
+        (0, a, 0), (0, b, 2), (0, b, 3), (0, None, 5), (0, a, 7), (1, a, 1), (1, b, 5), (2, None, 0), (2, b, 5),
+        (3, a, 2), (3, b, 2), (3, None, 6), (3, None, 7),
+    ]  # fmt: skip
+    wanted = {
+        (0, (*a, 0, None), 0): 1, (0, (*a, 0, None), 2): -1, (0, (*a, 0, 2), 2): 1, (0, (*b, 2, None), 2): 1,
+        (0, (*b, 2, None), 5): -1, (0, (*b, 2, 5), 5): 1, (0, (*a, 7, None), 7): 1,
+        (1, (*a, 1, None), 1): 1, (1, (*a, 1, None), 5): -1, (1, (*a, 1, 5), 5): 1, (1, (*b, 5, None), 5): 1,
+        (2, (*b, 5, None), 5): 1, (3, (*b, 2, None), 2): 1, (3, (*b, 2, None), 6): -1, (3, (*b, 2, 6), 6): 1,
+    }  # fmt: skip
+    schema = schema_of(a=pa.int64(), b=pa.string(), valid_from=pa.int64(), valid_to=pa.int64())
+    for cuts in ([], [1], [2], [3], [5], [6], [2, 5], [3, 7]):
+        assert by_machine(History(), schema, events, cuts) == wanted, cuts
 
 
 MOMENTS = st.one_of(st.integers(0, 60), st.sampled_from([-(2**63), 2**63 - 1]))

@@ -107,7 +107,6 @@ public class Use {
 
 
 @pytest.mark.outside
-@pytest.mark.spark
 def test_the_jdbc_driver_reads(servers: Servers, tmp_path: Path) -> None:
     places = [Path("/usr/share/java"), Path.home() / ".m2/repository/org/postgresql/postgresql"]
     jars = [jar for place in places for jar in place.rglob("postgresql*.jar")]
