@@ -228,7 +228,7 @@ def test_who_does_not_read_is_dropped_and_keeps_no_history(serving: Client, monk
     rows = pa.table({"k": range(100_000), "v": ["v" * 100] * 100_000})
     serving["orders"].write(rows, time=2).result()
     serving["orders"].seal(3).result()
-    with serving.serve(LOCAL, slow_s=0.5, sql=True) as served:
+    with serving.serve(LOCAL, slow_s=2.0, sql=True) as served:
         # It takes little in before it is asked for it, so that the server comes to stand soon.
         narrow = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
         client = flight.FlightClient(served.url, generic_options=narrow)
