@@ -853,6 +853,22 @@ def test_whoever_erases_again_finishes_it_at_once() -> None:
         assert [table.rows for table in client.load("orders").published()] == [2]
 
 
+def test_what_is_derived_waits_for_a_seal_while_since_is_beyond_all_sealed_times() -> None:
+    blob = prepared()
+    with opened(blob) as client:
+        orders = client.load("orders")
+        client.view("all").drop()
+        orders.allow_compaction(50).result()
+        report = orders.erase([3], reason="request 17")
+        assert (report.indexes, [table for _, table in report.tables]) == (1, ["delta"])
+        assert (owes(client) != [], orders.indexes(), orders.published()) == (True, [], [])
+        orders.seal(60).result()
+        assert orders.erase([3], reason="request 17").seqno is None
+        assert owes(client) == []
+        assert [derived.as_of for derived in (*orders.indexes(), *orders.published())] == [59, 59]
+        assert not client.fsck().problems
+
+
 class _Full(DatedBlob):
     """A store that has room for records, and for nothing else, from when an erasure's record is there."""
 
