@@ -442,9 +442,6 @@ class _Output:
     def __len__(self) -> int:
         return len(self.value)
 
-    def exists(self) -> bool:
-        return False
-
     def create(self, overwrite: bool = False) -> "_Stream":
         return _Stream(self)
 
