@@ -58,6 +58,22 @@ ROOMS = {
         *(f"tests/{what}.py" for what in ("services/erase/test_erase", "engine/test_single", "core/test_work")),
     ],
     "compute/index": ["tests/compute/index", "tests/services/erase/test_erase.py"],
+    # What a command does beyond printing is tested where it is done.
+    "tools/cli": [
+        "tests/tools/cli",
+        "tests/api/test_time_words.py::test_a_command_writes_at_the_time_of_a_word",
+        "tests/connect/egress/test_files.py::test_the_command_writes_files",
+        "tests/connect/ingest/test_files.py::test_the_command_takes_in_what_is_new_and_says_so",
+        "tests/engine/test_meant_times.py::test_the_command_line_takes_now_and_asks_for_times_far_ahead",
+        "tests/house/test_packaging.py::test_the_version_is_said_in_one_place",
+        "tests/rules/test_failures.py::test_a_failure_of_a_view_is_told_when_its_process_is_gone_and_taken_back_by_success",
+        "tests/rules/test_failures.py::test_a_sink_that_fails_says_so_until_it_sends_again",
+        "tests/rules/test_versions.py::test_the_command_says_what_an_upgrade_changes_and_does_it_once",
+        "tests/services/fsck/test_set_aside.py::test_the_command_line_sets_aside",
+        "tests/services/publish/test_catalog.py::test_the_command_line_serves_a_catalog_with_properties",
+        "tests/services/publish/test_keeping.py::test_publish_and_unpublish_on_the_command_line",
+        "tests/tools/web/test_answers.py::test_a_port_in_use_is_one_line_that_says_what_to_do",
+    ],
     "engine/follow": [
         "tests/engine/follow",
         "tests/engine/write/test_look_back.py",
@@ -74,6 +90,12 @@ ROOMS = {
     "engine/hold": ["tests/engine/hold"],
     "services/backup": ["tests/services/backup", "tests/tools/cli/test_copying.py"],
     "services/serve": ["tests/services/serve"],
+    "services/erase": [
+        "tests/services/erase",
+        "tests/tools/cli/test_erasing.py",
+        "tests/engine/test_document_values.py::test_what_is_erased_is_gone_from_values_too",
+        "tests/engine/test_document_values.py::test_a_search_for_erased_texts_looks_into_values",
+    ],
     "services/publish": ["tests/services/publish", "tests/services/erase/test_iceberg.py"],
     "services/fsck": ["tests/services/fsck", "tests/engine/write/test_archived_tokens.py"],
     "blob": [
@@ -117,7 +139,11 @@ ROOMS = {
     # Windows, kept groups, and steps of queries are reached by queries only.
     "compute/dataflow": ["tests/compute/dataflow"]
     + [
-        f"tests/compute/sql/test_{what}.py" for what in ("ranked_windows", "groups", "two_ways", "cold_steps", "limits")
+        f"tests/compute/sql/test_{what}.py"
+        for what in (
+            *("ranked_windows", "groups", "two_ways", "cold_steps", "limits"),
+            *("first_build", "redefine", "time_windows", "views"),
+        )
     ],
     "compute/sql": [
         "tests/compute/sql",
@@ -130,7 +156,7 @@ ROOMS = {
         "tests/services/erase/test_erase.py::test_a_view_with_a_tag_refuses_and_is_named",
         "tests/services/erase/test_erase.py::test_indexes_and_published_tables_are_made_anew",
     ],
-} | {room: [f"tests/{room}"] for room in ("services/erase", "tools/cli")}
+}
 TEST_S = 2.0  # Tests that take longer judge nothing: they are not fast tests.
 # A test hangs if it waits, or uses the processor, this many times as long as without a mutant, and so much longer. What
 # it loses to other programs of the machine counts as neither.

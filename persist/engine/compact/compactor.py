@@ -28,7 +28,7 @@ from persist.codecs.errors import DiffOverflow
 from persist.codecs.part.key_range import load_comparable_keys
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX
-from persist.core.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
+from persist.core.errors import ClientClosed, PersistError, Superseded, UploadExpired
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe, Numbers
 from persist.core.progress import report_work
@@ -241,11 +241,8 @@ class Compactor:
         return add_written_parts(attempt.parts, report)
 
     def _is_needed(self, contents: CollectionState, blob: str) -> bool:
-        """Return whether the newest state of a collection refers to a blob."""
-        try:
-            contents_now = self._follower.refresh_and_require(contents.id, contents.name)
-        except CollectionNotFound:
-            return False
+        """Return whether the newest state of a collection refers to a blob; CollectionNotFound without one."""
+        contents_now = self._follower.refresh_and_require(contents.id, contents.name)
         return any(part.blob == blob for part in contents_now.stored_parts)
 
     def _commit_step(self, contents: CollectionState, step: kinds.Replace, attempt: "_Attempt") -> None:

@@ -133,39 +133,36 @@ def _list_merged_runs(works: "frozenset[Work]") -> frozenset[int]:
 def must_destroy(contents: CollectionState) -> int | None:
     """Return the time up to which history must be dropped to destroy retracted records; None if there are none."""
     last = find_last_readable_time(contents)
-    if last is None:
-        return None
     passed = [part for part in contents.history_parts if part.time_min <= last]
     # Later updates may also balance a negative multiplicity in the keyframe.
     keyframes_before = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= last][-1:]
-    owing = contents.list_parts(keyframes_before[0].parts) if keyframes_before else ()
+    owing = contents.list_parts(chain.from_iterable(keyframe.parts for keyframe in keyframes_before))
     return last if passed and any(part.negatives for part in (*passed, *owing)) else None
 
 
-def find_last_readable_time(contents: CollectionState) -> int | None:
-    """Return the latest sealed time that since has reached; None without one."""
-    sealed = find_last_resolved(contents)
-    return None if contents.since == 0 or sealed is None else min(contents.since, sealed)
+def find_last_readable_time(contents: CollectionState) -> int:
+    """Return the latest sealed time that since has reached; -1 without one."""
+    return -1 if contents.since == 0 else min(contents.since, find_last_resolved(contents))
 
 
-def find_last_resolved(contents: CollectionState) -> int | None:
-    """Return the last sealed time whose updates are complete; in a keyed collection, the last resolved time.
+def find_last_resolved(contents: CollectionState) -> int:
+    """Return the last sealed time whose updates are complete, -1 without one; if keyed, the last resolved time.
 
     If the collection is complete for ever, return the time of its last change.
     """
     if contents.resolved == END:
         times = [part.time_max for part in contents.numbered.values()]
-        return max([*times, *(keyframe.as_of for keyframe in contents.keyframes)], default=None)
-    return contents.resolved - 1 if contents.resolved > 0 else None
+        return max([*times, *(keyframe.as_of for keyframe in contents.keyframes)], default=-1)
+    return contents.resolved - 1
 
 
 def _find_due_keyframe(contents: CollectionState, tuning: Tuning, *, full: bool) -> int | None:
     """Return the time of the next keyframe, None if none is due."""
     sealed = find_last_resolved(contents)
     last = contents.keyframes[-1] if contents.keyframes else None
-    if sealed is None or (last is not None and last.as_of >= sealed):
-        return None
     since_last = -1 if last is None else last.as_of
+    if since_last >= sealed:
+        return None
     parts = [part for part in contents.history_parts if since_last < part.time_max and part.time_min <= sealed]
     if not parts or (last is None and not any(part.negatives for part in parts)):
         return None
@@ -179,7 +176,7 @@ def _find_due_keyframe(contents: CollectionState, tuning: Tuning, *, full: bool)
         return sealed
     # A part with few rows in this interval would be counted again for each keyframe, so it counts for nothing here.
     inside = sum(part.rows for part in parts if since_last < part.time_min and part.time_max <= sealed)
-    if inside < max(tuning.keyframe_rows_min, HISTORY_TIMES * NAME_ROWS * len(base)):
+    if inside < tuning.keyframe_rows_min:
         return None
     written = _count_touched_rows(contents, base, parts) + NAME_ROWS * len(base)
     return sealed if inside >= HISTORY_TIMES * written else None
@@ -210,7 +207,7 @@ def _count_touched_rows(contents: CollectionState, base: Sequence[Part], history
 def _find_forgettable_time(contents: CollectionState) -> int | None:
     """Return the time of the newest keyframe that since has reached, if there is anything before it to drop."""
     last = find_last_readable_time(contents)
-    reached = [keyframe.as_of for keyframe in contents.keyframes if last is not None and keyframe.as_of <= last]
+    reached = [keyframe.as_of for keyframe in contents.keyframes if keyframe.as_of <= last]
     return reached[-1] if reached and reached[-1] >= contents.history_from else None
 
 
@@ -281,8 +278,6 @@ def _compute_level(size: int, merge_runs: int) -> int:
 def _find_too_dense_keyframes(contents: CollectionState, tuning: Tuning) -> Numbers:
     """Return the keyframes to drop, first those with the least history between their neighbours."""
     keyframes, history = [*contents.keyframes], contents.history_parts
-    if len(keyframes) < 2:
-        return ()
     room = KEYFRAME_SPACE * sum(part.bytes for part in history)
     times = sorted((part.time_max, part.rows) for part in history)
     rows_until = [0, *accumulate(rows for _, rows in times)]

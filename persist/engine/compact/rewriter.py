@@ -296,7 +296,7 @@ def _cut_stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
     Only sampled keys of the part are known, so a changed range may include unchanged rows, two thirty-seconds at most.
     """
     sampled = [load_comparable_keys(part, region.schema) for part in region.all_parts]
-    if len(region.base) != 1 or region.base[0].bytes < quiet_bytes or any(keys is None for keys in sampled):
+    if len(region.base) != 1 or any(keys is None for keys in sampled):
         return [Rewrite(region, region.as_of)]
     [part], [samples, *touching] = region.base, [keys for keys in sampled if keys is not None]
     is_touched = [False] * len(samples)  # From each of the samples on, before the next one.

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from persist.blob.errors import CorruptBlob, InvalidUsage
+from persist.blob.errors import CorruptBlob
 from persist.blob.layers.cache import SMALL_BYTES
 from persist.blob.protocol import Blob, get_at_most
 from persist.codecs.errors import DiffOverflow
@@ -159,7 +159,7 @@ class PartExamination:
         """Return the owner of parts; None for a bad schema."""
         try:
             return _Owner(id_, name, link_versions([msgspec.json.encode(version) for version in known]))
-        except InvalidUsage as error:
+        except ValueError as error:
             what = f"its schema cannot be understood, so its parts were not examined: {error}"
             self._findings.add("rule", f"collection {id_}", what, collection=name)
             return None

@@ -68,7 +68,8 @@ _COMMANDS = {
 _ONLY_PYTHON = ("transition",)
 _OPTIONS = {
     "as_of", "columns", "diff", "drop", "form", "key", "keyed", "late", "late_bound", "memory_budget", "order_by",
-    "rename", "reorder", "resolve", "schema", "seal", "ties", "time", "timeline", "token", "tombstone", "widen",
+    "rename", "reorder", "resolve", "schema", "seal", "ties", "time", "timeline", "token", "tombstone", "where",
+    "widen",
 }  # fmt: skip
 
 

@@ -8,10 +8,11 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,16 +25,15 @@ from persist.blob.stores.file import FileBlob
 from persist.codecs.part.key_range import KeyRange
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.updates import to_updates
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
 from persist.core.settings import Tuning
 from persist.core.state_rules.contents import CollectionState
-from persist.engine.compact import choose_next_work
+from persist.engine.compact import MadeRun, choose_next_work
+from persist.engine.compact.compactor import _Attempt
 from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import DatedBlob, ImpatientClock
-from tests.support.keyframes import snapshots
-from tests.support.parts import commit_parts
+from tests.support.keyframes import contents_of, part_of, snapshots
 from tests.support.stepped import WAIT_S
 from tests.support.tuned import tuned
 
@@ -80,6 +80,16 @@ def rows_at(rows: int, at: int, start: int = 0, diff: int = 1, value: str = "x")
 
 def is_clean(client: persist.Client) -> bool:
     return client.fsck().is_clean
+
+
+def report_of(read: Sequence[Part], written: Sequence[Part], **done: Any) -> persist.CompactionReport:
+    """Return the report of work that has read and written these parts."""
+    counts: dict[str, Any] = {
+        f"{what}_{did}": sum(1 if what == "parts" else getattr(part, what) for part in parts)
+        for did, parts in (("read", read), ("written", written))
+        for what in ("parts", "rows", "bytes")
+    }
+    return persist.CompactionReport(**counts, **done)
 
 
 class Oracle:
@@ -195,7 +205,16 @@ def test_a_large_part_is_cut_between_the_keys_that_change_and_those_that_do_not(
         def changed(at: int, start: int, old: str, new: str) -> persist.CompactionReport:
             rows = pa.concat_tables([rows_at(5, at, start, -1, old), rows_at(5, at, start, 1, new)])
             c.write(rows, seal=at + 1).result()
-            return c.compact()
+            before, report = state(client, c), c.compact()
+            after = state(client, c)
+            base = {*before.keyframes[-1].parts} if before.keyframes else set()
+            kept = base & {*after.keyframes[-1].parts}
+            small = [part for part in before.history_parts if part.inline]  # It is read once more, out of the log.
+            read = [*small, *(small if base else before.history_parts), *before.list_parts(base - kept)]
+            new_parts = after.list_parts(after.numbered.keys() - before.numbered.keys())
+            counts = {"parts_shared": len(kept), "keyframes_dropped": len(before.keyframes) + 1 - len(after.keyframes)}
+            assert report == report_of(read, new_parts, keyframes=(at,), runs_merged=1, **counts)
+            return report
 
         def parts() -> list[Part]:
             contents = state(client, c)
@@ -224,6 +243,39 @@ def test_a_large_part_is_cut_between_the_keys_that_change_and_those_that_do_not(
         assert is_clean(client)
 
 
+def test_a_report_is_a_sentence_and_reports_add_up() -> None:
+    one = persist.CompactionReport((3, 7), 2, 1, 1, 4, 50, 6000, 2, 40, 5000, 1, 1)
+    assert str(one) == (
+        "keyframe as of 3, keyframe as of 7, history up to 2 forgotten, 1 run merged, 1 keyframe dropped, 1 part "
+        "shared, 1 time another compaction was faster, read 4 parts (6,000 bytes), wrote 2 parts (5,000 bytes)"
+    )
+    least = persist.CompactionReport(forgotten=0)
+    assert str(least) == "history up to 0 forgotten, read 0 parts (0 bytes), wrote 0 parts (0 bytes)"
+    assert str(persist.CompactionReport()) == "nothing to do"
+    both = persist.CompactionReport((3, 7, 3, 7), 2, 2, 2, 8, 100, 12_000, 4, 80, 10_000, 2, 2)
+    assert (one + one, one + least, least + persist.CompactionReport()) == (both, one, least)
+
+
+def test_parts_without_a_key_in_common_stay_if_they_are_large_enough() -> None:
+    def kept(*parts: Part) -> Any:
+        contents = contents_of(*parts)
+        return client.engine.writer("a test").compactor._select_disjoint_parts(contents, [*contents.numbered])
+
+    with opened(MemoryBlob(), tuning=Tuning(part_bytes=8000)) as client:
+        first, second = part_of(100, 0, 0, keys=(0, 9)), part_of(100, 0, 0, keys=(10, 19))
+        assert (kept(first, second), kept(second, first)) == ((0, 1), (1, 0))
+        assert kept(first, part_of(100, 0, 0, keys=(9, 19))) is kept(first, part_of(99, 0, 0, keys=(10, 19))) is None
+        unknown = msgspec.structs.replace(second, keys_json=msgspec.Raw(b"null"))
+        assert kept(first, unknown) is kept(first, msgspec.structs.replace(second, blob="", inline=b"rows")) is None
+        attempt = _Attempt(contents_of(first, second))
+        attempt.parts = [third := part_of(7, 0, 0, keys=(20, 29)), fourth := part_of(8, 0, 0, keys=(29, 30))]
+        assert attempt.list_part_numbers(MadeRun((1, fourth, third), 0)) == (1, -2, -1)
+        attempt.check((0, 1, -1), 207)
+        for run, diffs in (((0, 1, -1), 206), ((1, 0), 200), ((-1, -2), 15)):
+            with pytest.raises(AssertionError, match=r"sum to 207, and those of its sources to 206$|overlap in key"):
+                attempt.check(run, diffs)
+
+
 def test_small_writes_leave_the_log_when_they_reach_the_cap() -> None:
     policy = Tuning(inline_runs=4)
     with opened(MemoryBlob(), tuning=policy) as client:
@@ -231,35 +283,13 @@ def test_small_writes_leave_the_log_when_they_reach_the_cap() -> None:
         for at in range(4):
             assert choose_next_work(state(client, c), policy) is None
             c.write(rows_at(2, at), seal=at + 1).result()
-        report = c.compact(only_due=True)
-        assert report.runs_merged == 4
-        assert "4 runs merged" in str(report)
+        before, report = state(client, c).parts, c.compact(only_due=True)
         contents = state(client, c)
+        assert report == report_of(before, contents.parts, runs_merged=4)
         assert contents.inline_bytes == 0
         assert [part.rows for part in contents.parts] == [8]
         assert c.compact(only_due=True) == persist.CompactionReport()
         assert c.changes(1, 3).to_arrow().num_rows == 4
-
-
-def test_a_new_keyframe_shares_the_parts_whose_keys_did_not_change() -> None:
-    with opened(MemoryBlob()) as client:
-        c = client.create_or_load("c", key=KEY, value=VALUE)
-        c.write(rows_at(60_000, 0), seal=1).result()
-        c.write(pa.concat_tables([rows_at(1, 1, diff=-1), rows_at(1, 1, value="y")]), seal=2).result()
-        c.compact()
-        [first] = state(client, c).keyframes
-        assert len(first.parts) > 3
-        edge = 30_000
-        c.write(pa.concat_tables([rows_at(5, 2, edge, -1), rows_at(5, 2, edge, value="z")]), seal=3).result()
-        c.write(pa.concat_tables([rows_at(5, 2 + 1, 0, 1), rows_at(5, 2 + 1, 0, -1)]), seal=4).result()
-        report = c.compact()
-        second = state(client, c).keyframes[-1]
-        assert report.parts_shared == len(first.parts) - 1 == len(set(first.parts) & set(second.parts))
-        assert f"{report.parts_shared} parts shared" in str(report)
-        found = c.snapshot(3).to_arrow().sort_by("k")
-        letters = "y" + "".join("z" if edge <= k < edge + 5 else "x" for k in range(1, 60_000))
-        assert found["v"].to_pylist() == [text(letter, k) for k, letter in enumerate(letters)]
-        assert is_clean(client)
 
 
 def test_large_parts_without_a_key_in_common_are_merged_without_reading_them() -> None:
@@ -409,23 +439,6 @@ def test_fsck_finds_a_keyframe_that_does_not_say_what_the_history_says() -> None
         [problem] = client.fsck().problems
         assert (problem.kind, problem.blob) == ("disagrees", parts[0].blob)
         assert "the keyframe as of 2 differs in 1 records from what the keyframe as of 1" in problem.what
-
-
-@pytest.mark.thorough(except_every=2)
-@pytest.mark.parametrize(("part_bytes", "is_once"), [(64 << 20, True), (1 << 10, False)])
-def test_small_runs_that_piled_up_are_merged_once_as_far_as_they_make_one_part(part_bytes: int, is_once: bool) -> None:
-    tuning = Tuning(part_bytes=part_bytes, merge_runs=3, inline_bytes=1 << 30, inline_runs=1000)
-    with opened(MemoryBlob(), tuning=tuning) as client:
-        c = client.create_or_load("c", key=KEY, value=VALUE)
-        uploads = PartWriter(client.engine.blob, client.engine.follower.find_next_seqno)
-        for at in range(30):
-            parts = uploads.upload(c.id, c.schema, to_updates(rows_at(100, at, start=37 * at), c.schema))
-            commit_parts(c, parts).result()
-        c.seal(30).result()
-        rows = c.snapshot().to_arrow().sort_by("k")
-        merged = c.compact().runs_merged
-        assert merged == 30 if is_once else merged > 30
-        assert c.snapshot().to_arrow().sort_by("k").equals(rows)
 
 
 def test_what_compaction_reads_to_replace_it_leaves_nothing_in_the_caches_of_readers(blob: MemoryBlob) -> None:

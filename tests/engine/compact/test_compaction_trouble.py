@@ -21,6 +21,7 @@ from persist.engine.compact.planner import Forget, MakeKeyframe, Thin, Work
 from persist.engine.read.parts.caches import SliceLeftovers
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.write.part_writer import PartWriter
+from tests.engine.compact.test_compaction import report_of
 from tests.support.clocks import ImpatientClock
 from tests.support.keyframes import add_keyframe
 from tests.support.parts import commit_parts
@@ -292,7 +293,10 @@ def test_the_first_time_is_forgotten_out_of_a_run_of_two() -> None:
         c.compact()
         c.seal(2).result()
         c.allow_compaction(1).result()
-        assert c.compact(only_due=True).forgotten == 0
+        before = [part for part in c.handle.contents().history_parts if part.time_max > 0]
+        report = c.compact(only_due=True)
+        written = [part for part in c.handle.contents().history_parts if part.time_min == 1]
+        assert (report, len(before)) == (report_of(before, written, forgotten=0), 1)
         assert sorted(c.snapshot(1).rows()) == [(1, "x"), (2, "y")]
 
 
@@ -363,24 +367,22 @@ def test_what_is_complete_for_ever_and_read_by_nobody_is_compacted_to_what_it_co
         assert client.load("c").upper.is_empty
 
 
-def test_since_beyond_upper_lets_compaction_forget_what_is_sealed_and_nothing_else() -> None:
+def work(client: persist.Client, *todo: Work) -> list[persist.CompactionReport]:
+    """Do certain pieces of compaction."""
+    compactor = client.engine.writer("a test").compactor
+    return [compactor._run_work(client.load("c").handle.contents(), each) for each in todo]
+
+
+def test_keyframes_that_are_dropped_are_counted() -> None:
     with opened(MemoryBlob()) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
-        written = fill(c, range(6))
-        written += [((1, "unsealed"), 8, 1), ((1, "unsealed"), 50, -1)]
-        c.write(written[-2:]).result()
-        c.allow_compaction(100).result()
-        assert c.compact().forgotten == 5
-        c.seal(200).result()
-        check(c, written)
-        assert c.compact().forgotten == 100
-        check(c, written)
-
-
-def work(client: persist.Client, *todo: Work) -> None:
-    """Do certain pieces of compaction."""
-    for each in todo:
-        client.engine.writer("a test").compactor._run_work(client.load("c").handle.contents(), each)
+        fill(c, range(10))
+        work(client, MakeKeyframe(2), MakeKeyframe(5), MakeKeyframe(8))
+        assert work(client, Thin((2,))) == [persist.CompactionReport(keyframes_dropped=1)]
+        c.allow_compaction(8).result()
+        assert work(client, Forget(8)) == [persist.CompactionReport(forgotten=8, keyframes_dropped=1)]
+        assert [keyframe.as_of for keyframe in c.handle.contents().keyframes] == [8]
+        assert [part.time_min for part in c.handle.contents().history_parts] == [9]
 
 
 @pytest.mark.parametrize("last", [4, 5, 6])

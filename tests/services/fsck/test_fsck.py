@@ -1,6 +1,5 @@
 """Examination of a location: damage is found and named, what is healthy is clean, a repair does as it says."""
 
-import json
 import random
 import shutil
 import threading
@@ -29,13 +28,11 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
 from persist.core.log import kinds as record_kinds
 from persist.core.log import records as commits
-from persist.core.log.fields import Words
 from persist.core.log.framing import FORMAT, encode_framed, store_framed
 from persist.core.log.keys import make_checkpoint_key, make_record_key, parse_checkpoint_seqno, parse_upload_seqno
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, read_record
 from persist.engine.follow.checkpoint import Checkpoint, read_checkpoint, read_newest_checkpoint
-from persist.engine.follow.directory import DirectoryEntry
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.state_objects import StateObject
 from persist.engine.write.part_writer import PartWriter
@@ -414,10 +411,12 @@ def test_missing_records_are_found_wherever_they_are(dated: DatedBlob) -> None:
             dated.delete(make_record_key(seqno))
         problem, *others = fsck(dated).problems
         assert (problem.kind, problem.blob) == ("missing", make_record_key(gone[0]))
-        beyond = [("beyond", make_checkpoint_key(newest_checkpoint))] if gone[-1] == last else []
-        assert [(other.kind, other.blob) for other in others] == beyond
+        stray = f"the log ends at seqno {gone[0] - 1}, and this checkpoint was made after records that it does not have"
+        beyond = [("beyond", make_checkpoint_key(newest_checkpoint), stray)] if gone[-1] == last else []
+        assert [(other.kind, other.blob, other.what) for other in others] == beyond
         known = [seqno for seqno in gone if seqno <= newest_checkpoint or gone[-1] < last]
-        assert f"the {len(known)} records of seqnos {known[0]} to {known[-1]} are missing" in problem.what
+        said = f"the {len(known)} records of seqnos {known[0]} to {known[-1]} are missing, and "
+        assert problem.what == said + ("a checkpoint is later" if beyond else "there are later ones")
         for seqno, data in before.items():
             dated.set(make_record_key(seqno), data)
     assert fsck(dated).is_clean
@@ -617,55 +616,6 @@ def test_parts_of_every_type_keep_the_promises() -> None:
                 assert check_part(data, part, schema)[0] == (), name
 
 
-def test_parts_of_one_run_that_overlap_in_key_are_found() -> None:
-    for second, overlapping in ((rows(50, 50, 1), 0), (rows(49, 50, 1), 1), (rows(10, 5, 1), 1), (rows(0, 200, 1), 1)):
-        for keeps_hints in (True, False):
-            blob = MemoryBlob()
-            parts = crafted_run(blob, [rows(0, 50, 1), second, rows(300, 5, 1)], keeps_hints)
-            problems = fsck(blob).problems
-            assert [problem.kind for problem in problems] == ["overlap"] * overlapping
-            assert all(problem.blob in parts for problem in problems)
-            found = [problem.kind for problem in fsck(blob, deep=False).problems]
-            assert found == (["overlap"] * overlapping if keeps_hints else [])
-
-
-def crafted_run(blob: Blob, tables: list[pa.Table], keeps_hints: bool) -> list[str]:
-    """A location that begins at a checkpoint, whose only collection has tables as parts of one run."""
-    with opened(blob) as client:
-        handle = client.create_or_load("c", key=KEY, value=VALUE)
-        writer = PartWriter(blob, client.engine.follower.find_next_seqno)
-        parts = [
-            part
-            for table in tables
-            for part in writer.upload(handle.id, handle.schema, to_updates(table, handle.schema))
-        ]
-        handle.seal(5).result()
-        state = client.engine.follower.state
-        contents = client.engine.follower.load(handle.id)
-    assert contents is not None
-    assert state.location is not None
-    if not keeps_hints:
-        parts = [
-            msgspec.structs.replace(part, keys_json=msgspec.Raw(b"null"), stats_json=msgspec.Raw(b"{}"))
-            for part in parts
-        ]
-    numbered = dict(enumerate(parts))
-    contents = msgspec.structs.replace(contents, numbered=numbered, next_number=len(parts), history=(tuple(numbered),))
-    base = store_framed(
-        blob, f"state/{handle.id}/{state.seqno:020d}-", StateObject(location=state.location, collection=contents)
-    )
-    control = msgspec.structs.replace(state.control, log_floor=state.seqno)
-    entry = DirectoryEntry(handle.id, "c", base)
-    assert state.commit is not None
-    checkpoint = Checkpoint(
-        location=state.location, seqno=state.seqno, commit=state.commit, control=control, collections=(entry,)
-    )
-    blob.set(make_checkpoint_key(state.seqno), encode_framed(checkpoint))
-    for seqno in range(state.seqno):
-        blob.delete(make_record_key(seqno))
-    return [part.blob for part in parts]
-
-
 def test_a_record_that_breaks_a_rule_is_found(dated: DatedBlob) -> None:
     busy(dated)
     with opened(dated) as client:
@@ -674,11 +624,26 @@ def test_a_record_that_breaks_a_rule_is_found(dated: DatedBlob) -> None:
     key = append_record(dated, record_kinds.Append(handle.id, (late,)))
     [problem] = fsck(dated).problems
     assert (problem.kind, problem.blob) == ("rule", key)
+    assert problem.what.startswith("it breaks a rule of the log: ")
     assert "upper" in problem.what
     dated.delete(key)
+    own = Follower(dated, ImpatientClock()).state.location
     append_record(dated, location="0" * 32)
-    [problem] = fsck(dated).problems
-    assert (problem.kind, problem.blob) == ("rule", key)
+    what = f"it breaks a rule of the log: it belongs to location {'0' * 32}, and this is {own}"
+    assert [(each.kind, each.blob, each.what) for each in fsck(dated).problems] == [("rule", key, what)]
+
+
+def test_parts_that_only_a_state_that_cannot_be_read_names_are_examined(dated: DatedBlob) -> None:
+    busy(dated, 20)
+    checkpoint = newest(dated)
+    [base] = [each.base.blob for each in checkpoint.collections if each.name == "b" and each.base is not None]
+    gap, part = make_record_key(checkpoint.seqno - 1), keys(dated, base.replace("state", "part")[:37])[0]
+    dated.delete(gap)
+    for key in (base, part):
+        flip(dated, key, "")
+    assert {(each.kind, each.blob, each.collection) for each in fsck(dated).problems} == {
+        ("damaged", base, "b"), ("missing", gap, None), ("damaged", part, "b"),
+    }  # fmt: skip
 
 
 @pytest.mark.thorough(except_every=2)
@@ -809,16 +774,23 @@ def test_a_repair_deletes_the_leaks_it_said_it_would_and_nothing_else(dated: Dat
     rows_before = contents_of(dated)
     report = fsck(dated)
     assert report.is_clean, str(report)
-    assert {found.blob: found.kind for found in report.unreferenced} == {
-        key: kind.removesuffix(", stays") for key, kind in leaks.items()
+    entries = {entry.key: entry for entry in dated.list("")}
+    assert {found.blob: (found.kind, found.bytes) for found in report.unreferenced} == {
+        key: (kind.removesuffix(", stays"), entries[key].bytes) for key, kind in leaks.items()
     }
+    now_s = dated.clock.wall_ms() / 1000
+    assert all(found.age_s == pytest.approx(now_s - entries[found.blob].modified_s) for found in report.unreferenced)
     assert report.repairs_planned == ()
     before = everything(dated)
     dry = fsck(dated, repair=True, dry_run=True)
     assert everything(dated) == before, "a dry run changes nothing"
     assert dry.repairs_done == ()
-    deleted = {repair.blob for repair in dry.repairs_planned if repair.action == "delete"}
-    assert deleted == {key for key, kind in leaks.items() if not kind.endswith("stays")}
+    at = report.seqno + 2
+    assert [(repair.action, repair.blob) for repair in dry.repairs_planned] == [
+        *(("replace", "gc/clock"), ("commit", make_record_key(at - 1)), ("commit", make_record_key(at))),
+        ("create", make_checkpoint_key(at)),
+        *(("delete", key) for key in sorted(key for key, kind in leaks.items() if not kind.endswith("stays"))),
+    ]
     if through == "client":
         with opened(dated) as client:
             real = client.fsck(repair=True)
@@ -909,6 +881,14 @@ def test_bad_checkpoints_are_made_again_from_the_log(dated: DatedBlob, breaks: C
     assert all("run with repair" in problem.advice for problem in dry.problems), str(dry)
     real = fsck(dated, repair=True)
     assert real.repairs_done == real.repairs_planned == dry.repairs_planned != ()
+    made = f"what the log says up to seqno {dry.seqno}"
+    assert {(step.action == "delete", step.why) for step in dry.repairs_planned} <= {
+        (False, made), (True, "it cannot be used, and a newer or equal one can"),
+    }  # fmt: skip
+    gone = [key for key in broken if key.startswith("checkpoint/") and key != make_checkpoint_key(dry.seqno)]
+    assert [step.blob for step in dry.repairs_planned if step.action == "delete"] == sorted(gone) or breaks in (
+        *(broken_state, missing_state),
+    )
     assert changes(before, everything(dated)) == steps(real.repairs_done)
     touched = {key.split("/")[0] for _, key in changes(before, everything(dated))}
     assert touched <= {"checkpoint", "directory", "state"}
@@ -1070,28 +1050,6 @@ def test_a_store_that_does_not_answer_ends_the_examination(dated: DatedBlob) -> 
         fsck(Down(dated.clock))
 
 
-def test_the_table_is_aligned_and_names_each_blob_and_what_to_do(dated: DatedBlob) -> None:
-    busy(dated)
-    parts = keys(dated, "part/")
-    flip(dated, parts[0], "")
-    truncate(dated, make_record_key(3), "")
-    dated.set("stray", b"x")
-    dated.clock.sleep(5400.0)
-    lines = str(fsck(dated)).splitlines()
-    assert "2 problems" in lines[0]
-    start = lines.index("problems")
-    head, one, two = lines[start + 1 : start + 4]
-    for column in ("blob", "collection", "what is wrong", "what to do"):
-        at = head.index(column)
-        assert one[at - 2 : at] == two[at - 2 : at] == "  "
-        assert one[at] != " " or column == "collection"
-    assert make_record_key(3) in one
-    assert parts[0] in two
-    assert "restore it from a copy" in one
-    assert any("stray" in line and "foreign" in line and "1.5 h" in line for line in lines)
-    assert read_record(dated, 2) is not None
-
-
 def quiet_and_busy(dated: DatedBlob, minutes: int) -> str:
     """Leave a collection whose state object is older than most of the log; return its id."""
     with opened(dated) as client:
@@ -1158,26 +1116,3 @@ def test_a_location_whose_log_is_lost_is_a_problem_and_repair_deletes_nothing(
         assert report.problems_left == report.problems
         assert not report.unreferenced, "nobody knows what refers to it"
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_folder_that_is_no_location_is_a_problem(tmp_path: Path) -> None:
-    with persist.open(tmp_path / "shop") as client:
-        client.create_or_load("orders", key={"k": int})
-    (tmp_path / "readme.txt").write_text("mine")
-    (problem,) = persist.fsck(tmp_path, repair=True).problems
-    assert (problem.kind, problem.blob, problem.advice) == ("missing", "log/", "check the path")
-    assert not persist.fsck(tmp_path / "shop").problems
-
-
-def test_what_an_erasure_still_owes_is_said(dated: DatedBlob) -> None:
-    with persist.open(dated, clock=dated.clock) as client:
-        owed = {"at_ms": 0, "views": ["0" * 32], "tables": {"1" * 32: {"delta": {}}}}
-        made = record_kinds.Create("2" * 32, ".owed." + "2" * 32, CollectionSchema.of({"k": int}, None).to_json())
-        said = Words("what an erasure still has to do", {"owed": json.dumps(owed)})
-        client.engine.submit("erase", [made, record_kinds.Describe(made.collection, said)], {}).result()
-        report = client.fsck()
-    assert report.is_clean
-    assert report.unfinished == (
-        "an erasure has still to refresh views (1), publish tables (1): client.maintain() does it, or the next erase()",
-    )
-    assert report.unfinished[0] in str(report)

@@ -40,7 +40,8 @@ def test_fsck_reports_what_lies_beyond_the_end_and_repair_alone_leaves_it() -> N
             ("missing", make_record_key(7)),
             ("beyond", make_record_key(10)),
         ]
-        assert "the log ends at seqno 6, and 2 records from 10 to 11 lie beyond that" in report.problems[1].what
+        what = "the log ends at seqno 6, and 2 records from 10 to 11 lie beyond that, made after others than are there"
+        assert report.problems[1].what == what
         assert "set_aside" in report.problems[1].advice
         assert report.repairs_planned == ()
     assert copied(blob) == before
@@ -51,7 +52,9 @@ def test_what_is_set_aside_is_kept_and_the_log_goes_on() -> None:
     before = copied(blob)
     keys = [make_record_key(11), make_record_key(10)]
     shown = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True, dry_run=True)
-    assert [(each.action, each.blob) for each in shown.repairs_planned] == [("move", key) for key in keys]
+    assert [(each.action, each.blob, each.why) for each in shown.repairs_planned] == [
+        ("move", key, f"to lost/{key}: it lies beyond the end of the log") for key in keys
+    ]
     assert copied(blob) == before
     done = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
     assert done.repairs_done == shown.repairs_planned
@@ -77,8 +80,12 @@ def test_parts_that_only_lost_records_name_are_kept_with_them() -> None:
         collection.write(rows, seal=10).result()
     parts = {entry.key: blob.get(entry.key) for entry in blob.list("part/")}
     assert len(parts) == 1
-    persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
+    report = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
     found = lost(copied(blob))
+    why = "to lost/{}: only what lies beyond the end of the log names it"
+    assert [(each.action, each.blob, each.why) for each in report.repairs_done][:-1] == [
+        ("copy", key, why.format(key)) for key in parts
+    ]
     assert found.keys() == {make_record_key(10), *parts}
     assert all(found[key] == data for key, data in parts.items())
 
@@ -276,6 +283,13 @@ def test_checkpoints_are_no_strays_where_the_log_is_gone_with_all_that_it_began_
     with pytest.raises(persist.errors.MissingBlob):
         opened(blob, clock, "read")
     report = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
-    assert report.problems
+    ends = sorted(parse_checkpoint_seqno(entry.key) or 0 for entry in blob.list("checkpoint/"))
+    assert [(each.kind, each.blob, each.what) for each in report.problems] == [
+        (
+            *("missing", make_record_key(start)),
+            f"the {end - start + 1} records of seqnos {start} to {end} are missing, and there are later ones",
+        )
+        for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)
+    ]
     assert report.problems_left == report.problems
     assert copied(blob) == before

@@ -134,13 +134,3 @@ def test_a_wrong_definition_is_named_and_nothing_is_done(
     status, told = applied(place, views, capsys, "--yes")
     assert (status, seqno(place)) == (2, before)
     assert said in told
-
-
-def test_a_folder_that_is_none_or_holds_no_query_is_said(place: str, tmp_path: Path, capsys: Printed) -> None:
-    (tmp_path / "nothing").mkdir()
-    (tmp_path / "latin.sql").write_bytes(b"SELECT '\xff'")
-    assert "no such folder" in applied(place, tmp_path / "lost", capsys)[1]
-    assert "not a folder of queries" in applied(place, tmp_path / "latin.sql", capsys)[1]
-    assert "0 files NAME.sql" in applied(place, tmp_path / "nothing", capsys)[1]
-    (tmp_path / "latin.sql").rename(tmp_path / "nothing" / "latin.sql")
-    assert "not text in UTF-8" in applied(place, tmp_path / "nothing", capsys)[1]

@@ -1,9 +1,6 @@
 """The command line: what it prints, and with which exit status."""
 
-import json
-import os
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -36,15 +33,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def part_of(folder: Path) -> Path:
     [part] = folder.glob("part/*/*")
     return part
-
-
-def test_fsck_of_a_clean_location_exits_with_0(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = contents(folder)
-    assert main(["fsck", str(folder)]) == 0
-    out, err = capsys.readouterr()
-    assert "no problem" in out
-    assert err == ""
-    assert contents(folder) == before
 
 
 def test_fsck_of_a_damaged_location_exits_with_1_and_names_the_blob(
@@ -86,22 +74,6 @@ def test_fsck_advises_commands(folder: Path, run: Run) -> None:
         assert "client.gc()" not in said
 
 
-def test_gc_says_what_it_deleted(folder: Path, run: Run) -> None:
-    assert "nothing to delete" in run("gc", str(folder))
-
-
-def test_collections_are_listed(folder: Path, run: Run) -> None:
-    lines = [line.split() for line in run("ls", str(folder)).splitlines()]
-    size = part_of(folder).stat().st_size
-    assert lines == [
-        ["name", "rows", "bytes", "upper", "unsealed"],
-        ["done", "0", "0", "-", "-"],
-        ["orders", "20,000", f"{size:,}", "5", "-"],
-    ]
-    listed = json.loads(run("ls", str(folder), "ord", "--json"))
-    assert (listed["name"], listed["rows"], listed["since"], listed["upper"]) == ("orders", 20_000, 3, 5)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [[], ["frobnicate"], ["fsck"], ["fsck", "x", "--frob"], ["log", "x", "--last", "many"], ["log", "x", "-n", "0"]],
@@ -130,22 +102,6 @@ def test_holds_are_listed_with_who_has_them(folder: Path, capsys: pytest.Capture
     cells = [line.split() for line in lines]
     assert ["orders", "consumer", "3", "-", "released"] in cells
     assert any(cell[:3] == ["orders", "-", "4"] and cell[3].count(":") == 3 and "T" in cell[4] for cell in cells)
-
-
-def test_a_forgotten_hold_is_released_when_that_is_confirmed(
-    folder: Path, capsys: pytest.CaptureFixture[str], run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
-    assert "say --yes" in run("release", str(folder), "orders", "consumer", status=2)
-    assert "it has 'consumer'" in run("release", str(folder), "orders", "consumr", "--yes", status=2)
-    sys.stdin.close()
-
-    assert main(["release", str(folder), "orders", "consumer", "--yes"]) == 0
-
-    assert "released the hold 'consumer' at 3 of 'orders'" in capsys.readouterr().out
-    with persist.open(folder) as client:
-        assert client.load("orders").holds() == []
-        assert client.load("orders").since == persist.Antichain(4)
 
 
 def test_options_of_the_store_come_from_a_file_and_the_environment_without_being_shown(

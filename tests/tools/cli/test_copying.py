@@ -24,19 +24,6 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -
     return printed.out + printed.err
 
 
-def test_a_backup_is_restored_and_proved(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "backup", "shop", "kept").startswith("kept has 1 collection as of record ")
-    again = json.loads(told(capsys, "backup", "shop", "kept", "--json"))
-    assert (again["target"], again["blobs"], again["damaged"]) == ("kept", 0, [])
-    assert "whole" in told(capsys, "verify", "kept", "--against", "shop")
-    assert "1 collection" in told(capsys, "copy", "kept", "again")
-    assert "1 collection" in told(capsys, "copy", "again", "moved")
-    with persist.open("moved") as client:
-        assert sorted(client.load("orders").snapshot().rows()) == [(1, 5), (2, 7)]
-        client.load("orders").upsert([(3, 1)]).result()
-    assert "is sealed here, and not there" in told(capsys, "verify", "moved", "--against", "shop", status=1)
-
-
 def test_what_is_wrong_with_a_backup_is_the_exit_status(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with persist.open("shop") as client:
         client.write("large", pa.table({"id": range(50_000)}), key=["id"])

@@ -21,19 +21,6 @@ def location(tmp_path: Path) -> str:
     return str(tmp_path / "shop")
 
 
-def test_it_erases_by_a_condition_and_by_keys_in_a_file(
-    location: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["erase", location, "users", "--where", "id = 1", "--reason", "request 17", "--yes"]) == 0
-    assert capsys.readouterr().out == "erased 1 update of 'users' from all times\n"
-    (tmp_path / "keys.csv").write_text("id\n2\n")
-    keys = ["--keys", str(tmp_path / "keys.csv")]
-    assert main(["erase", location, "users", *keys, "--reason", "request 18", "--yes", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["updates"] == 1
-    with persist.open(location, mode="read") as client:
-        assert list(client.load("users").snapshot().rows()) == []
-
-
 def test_without_an_answer_nothing_is_erased(
     location: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,17 +73,3 @@ def test_a_receipt_is_json_with_its_own_digest(tmp_path: Path, run: Run) -> None
     receipt = json.loads(run("erase", str(tmp_path / "shop"), "users", "--where", "id = 1", "--verify"))
     assert receipt["digest"] == receipt_digest(receipt)
     assert (receipt["collection"], receipt["erasures"]) == ("users", [])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--reason", "x"], "say what to erase"),
-        (["--where", "id = 1"], "say why"),
-        (["--where", "id = 1", "--text", "ada", "--reason", "x"], "--text goes with --verify"),
-        (["--where", "id = 1", "--reason", "x", "--verify"], "--verify erases nothing"),
-        (["--where", "id = 1", "--format", "csv", "--verify"], "--format is the format of the file of --keys"),
-    ],
-)
-def test_what_is_missing_is_told(location: str, arguments: list[str], said: str, run: Run) -> None:
-    assert said in run("erase", location, "users", *arguments, status=2)

@@ -101,16 +101,6 @@ def test_updates_bring_their_own_times_and_diffs(place: str, tmp_path: Path, nam
     assert len(contents(place, 5)) == 4
 
 
-def test_a_file_comes_from_standard_input(place: str, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    data = io.TextIOWrapper(io.BytesIO(as_csv(ROWS)))
-    monkeypatch.setattr(sys, "stdin", data)
-    assert "give --format" in run("write", place, "orders", "-", "--time", "1", "--mode", "append", status=2)
-    assert (
-        main(["write", place, "orders", "-", "--time", "1", "--seal", "2", "--format", "csv", "--mode", "append"]) == 0
-    )
-    assert contents(place) == ROWS.to_pylist()
-
-
 BAD_CSV = """id,name,amount,at
 1,good,1,2026-01-01
 two,bad,1,2026-01-01
@@ -295,30 +285,6 @@ def test_who_interrupts_a_load_is_told_how_it_goes_on(
     assert "The same command goes on" in capsys.readouterr().err
 
 
-def test_overwrite_makes_the_file_the_contents(place: str, tmp_path: Path, capsys: Printed) -> None:
-    for name, text in (("a.csv", "1,a,1,\n2,b,2,\n"), ("b.csv", "2,b,2,\n3,c,3,\n")):
-        (tmp_path / name).write_text("id,name,amount,at\n" + text)
-    assert main(["overwrite", place, "orders", str(tmp_path / "a.csv"), "--time", "1"]) == 0
-    assert main(["overwrite", place, "orders", str(tmp_path / "b.csv"), "--time", "2"]) == 0
-    assert [row["id"] for row in contents(place)] == [2, 3]
-    capsys.readouterr()
-    assert main(["diff", place, "orders", "1", "2", "--columns", "id", "--json"]) == 0
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
-        {"id": 1, "_change": "delete"},
-        {"id": 3, "_change": "insert"},
-    ]
-
-
-def test_records_are_deleted_by_condition_or_by_key(place: str, tmp_path: Path, run: Run) -> None:
-    (tmp_path / "a.csv").write_text("id,name,amount,at\n1,a,1,\n2,b,2,\n3,c,3,\n")
-    (tmp_path / "keys.csv").write_text("id\n3\n9\n")
-    assert main(["overwrite", place, "orders", str(tmp_path / "a.csv"), "--time", "1"]) == 0
-    assert "--where CONDITION, or --keys FILE" in run("delete", place, "orders", "--time", "2", status=2)
-    assert main(["delete", place, "orders", "--time", "2", "--where", "name = 'a'"]) == 0
-    assert main(["delete", place, "orders", "--time", "3", "--keys", str(tmp_path / "keys.csv")]) == 0
-    assert [row["id"] for row in contents(place)] == [2]
-
-
 def test_columns_of_a_new_collection_come_from_a_file(tmp_path: Path, run: Run) -> None:
     place = str(tmp_path / "new")
     for name in ("rows.parquet", "rows.csv", "rows.jsonl", "rows.arrow"):
@@ -337,20 +303,6 @@ def test_columns_of_a_new_collection_come_from_a_file(tmp_path: Path, run: Run) 
         (["--key", "id:int64", "--like", str(tmp_path / "none.csv")], "there is no file"),
     ):
         assert says in run("create", place, "other", *arguments, status=2)
-
-
-def test_the_same_file_overwrites_once_and_then_changes_nothing(
-    place: str, tmp_path: Path, capsys: Printed, run: Run
-) -> None:
-    file = tmp_path / "day.csv"
-    file.write_text("id,name,amount,at\n1,a,1,\n")
-    command = ["overwrite", place, "orders", str(file), "--time", "5"]
-    assert main(command) == 0
-    assert "nothing changed" in run(*command)
-    file.write_text("id,name,amount,at\n2,b,2,\n")
-    assert main(command) == 2  # Another file is not a repetition, and its time is sealed.
-    assert "5" in capsys.readouterr().err
-    assert [row["id"] for row in contents(place)] == [1]
 
 
 def test_an_overwrite_that_repeats_a_key_is_refused_unless_keys_may_have_several_rows(
@@ -432,20 +384,6 @@ def test_a_file_without_rows_creates_its_collection(tmp_path: Path, times: list[
         assert [[*client[name].snapshot().rows()] for name in ("orders", "old")] == [[], []]
 
 
-def test_a_file_for_a_collection_with_a_key_needs_the_key_or_the_mode(tmp_path: Path, capsys: Printed) -> None:
-    location, file = str(tmp_path / "shop"), tmp_path / "orders.csv"
-    file.write_text("id,t\n1,1\n")
-    assert written(location, "orders", str(file), "--key", "id") == 0
-    assert written(location, "log", str(file), "--no-key") == 0
-    assert written(location, "orders", str(file)) == 2
-    assert "the key ['id']" in (said := capsys.readouterr().err)
-    assert "--mode upsert to replace these rows, or --mode append to add" in said
-    for name, options in (("orders", ["--key", "id"]), ("log", ["--token", "again"])):
-        assert written(location, name, str(file), *options) == 0
-    with persist.open(location, mode="read") as client:
-        assert [client[name].snapshot().count() for name in ("orders", "log")] == [1, 2]
-
-
 def test_a_file_in_pieces_creates_its_collection_with_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,24 +397,6 @@ def test_a_file_in_pieces_creates_its_collection_with_the_first(
         assert sorted(client["orders"].snapshot().to_arrow()["id"].to_pylist()) == [1, 2, 3]
 
 
-def test_what_a_write_would_create_has_to_be_asked_for(place: str, tmp_path: Path, capsys: Printed) -> None:
-    file = tmp_path / "clicks.csv"
-    file.write_text("page,at\na,1\n")
-    assert written(place, "clicks", str(file)) == 2
-    assert "--key NAME, or --no-key" in capsys.readouterr().err
-    assert written(place, "clicks", str(file), "--key", "pages") == 2
-    assert "did you mean 'page'" in capsys.readouterr().err
-    assert written(place, "clicks", str(file), "--key", "page", "--no-key") == 2
-    assert written(place, "clicks", str(file), "--timeline", "s") == 2
-    assert written(place, "clicks", str(file), "--no-key", "--time-column", "at", "--seal", "2") == 0
-    assert written(place, "orders", str(file), "--key", "page") == 2
-    assert "which is ['id']" in capsys.readouterr().err
-    with persist.open(place, mode="read") as client:
-        assert client["clicks"].schema.key_names == ()
-        assert client["clicks"].schema.timeline is None
-        assert client["clicks"].snapshot(1).count() == 1
-
-
 def test_standard_input_creates_a_collection_without_the_columns_that_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,17 +405,6 @@ def test_standard_input_creates_a_collection_without_the_columns_that_are_ignore
     assert written(str(tmp_path / "shop"), "orders", "-", *arguments) == 0
     with persist.open(str(tmp_path / "shop"), mode="read") as client:
         assert (client["orders"].columns, client["orders"].schema.timeline) == (["id", "x"], None)
-
-
-def test_a_collection_is_restored_to_what_it_held(place: str, tmp_path: Path, run: Run) -> None:
-    for number, text in enumerate(("1,5.5\n", "2,7.0\n")):
-        (tmp_path / "a.csv").write_text("id,amount\n" + text)
-        assert main(["create", place, f"sales {number}", "-k", "id:int64", "-v", "amount:float64"]) == 0
-        assert main(["overwrite", place, "sales 0", str(tmp_path / "a.csv"), "--time", str(number)]) == 0
-    assert "sales 0 holds what it held as of 0, from 7 on" in run("restore", place, "sales 0", "0", "--time", "7")
-    with persist.open(place, mode="read") as client:
-        assert [*client.load("sales 0").snapshot().rows()] == [(1, 5.5)]
-    assert main(["restore", place, "sales 0", "99"]) == 2
 
 
 def test_write_and_ingest_reject_the_same_rows_for_the_same_reasons(

@@ -56,14 +56,6 @@ def test_a_collection_that_is_dropped_meanwhile_is_not_compacted(
     assert [each["collection"] for each in json.loads(run("compact", str(shop), "--json"))] == ["orders"]
 
 
-def test_retain_asks_and_bounds_the_history(shop: Path, run: Run) -> None:
-    assert "Nobody can be asked here" in run("retain", str(shop), "orders", "1 second", status=2)
-    assert run("retain", str(shop), "orders", "5", "--yes").startswith("orders keeps 5 ms before upper")
-    printed = run("retain", str(shop), "orders", "5 parsecs", "--yes", status=2)
-    assert "of seconds, minutes, hours, days or weeks" in printed
-    assert run("retain", str(shop), "orders", "all") == "orders keeps all of its history\n"
-
-
 def test_maintain_goes_on_until_it_is_ended(shop: Path) -> None:
     command = [*forked_python(), "-m", "persist", "maintain", str(shop), "--every", "0.1", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -165,20 +157,3 @@ def test_logs_are_remarks_or_lines_or_json(
 )  # fmt: skip
 def test_a_level_and_a_format_are_chosen(said: str, verbose: bool, wanted: tuple[int, str]) -> None:
     assert parse_setting(said, verbose) == wanted
-
-
-def test_the_policy_is_shown_and_changed_for_all_clients(shop: Path, run: Run) -> None:
-    location = str(shop)
-    assert "grace_s               60\n" in run("policy", location, "--grace-s", "60", "--log-records-max", "500")
-    shown = json.loads(run("policy", location, "--json"))
-    assert (shown["grace_s"], shown["lease_s"], shown["log_records_max"]) == (60, 600, 500)
-    with persist.open(location) as client:
-        assert client.policy.grace_s == 60
-    assert "lease_s=0 is not allowed" in run("policy", location, "--lease-s", "0", status=2)
-    printed = run("policy", location, "--grace-s", "0", "--at-once", status=2)
-    assert "Other clients may lose what they read or write. Nobody can be asked here" in printed
-    with persist.open(location) as client:
-        assert client.policy.grace_s == 60
-    assert main(["policy", location, "--grace-s", "0", "--at-once", "--yes"]) == 0
-    with persist.open(location) as client:
-        assert client.engine.follower.policies.before == ()

@@ -1,7 +1,6 @@
 """Tags, names, keyed collections and views, from the command line."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +32,6 @@ def told_rows(printed: str) -> list[Any]:
     return [json.loads(line) for line in printed.splitlines()]
 
 
-def test_a_time_is_named_read_by_its_name_and_forgotten(place: str, run: Run) -> None:
-    assert told(run("tag", place, "orders", "quarter end", "1", "--json"))["time"] == 1
-    assert told(run("tag", place, "orders", "newest", "--json"))["time"] == 5
-    assert main(["tag", place, "orders", "newest", "2"]) == 3
-    run("tag", place, "orders", "newest", "2", "--move")
-    assert told_rows(run("tags", place, "orders", "--json")) == [
-        {"tag": "quarter end", "time": 1, "time_moment": None},
-        {"tag": "newest", "time": 2, "time_moment": None},
-    ]
-    printed = run("read", place, "orders", "--as-of", "quarter end", "--columns", "status", "--form", "diff")
-    assert printed.split() == ["status", "_diff", "new", "2"]
-    assert "quarter end" in run("show", place, "orders")
-    assert "tagged 'orders' as of 1 as 'quarter end'" in run("log", place)
-    assert main(["untag", place, "orders", "newest"]) == 0
-    assert "not a time, moment or tag of this collection" in run("read", place, "orders", "--as-of", "newest", status=2)
-
-
-def test_a_collection_gets_another_name(place: str, run: Run) -> None:
-    assert main(["rename", place, "orders", "sales"]) == 0
-    run("rename", place, "orders", "sales", status=2)
-    assert [each["name"] for each in told_rows(run("ls", place, "--json"))] == ["sales"]
-
-
 def test_a_collection_that_keeps_its_name_writes_no_record(place: str) -> None:
     with persist.open(place) as client:
         before = client.seqno
@@ -63,63 +39,6 @@ def test_a_collection_that_keeps_its_name_writes_no_record(place: str) -> None:
         orders = client.load("orders")
         renamed, back = orders.rename("sales"), orders.rename("orders")
         assert (renamed.result(), back.result()) == (before + 1, before + 2)
-
-
-def test_a_clone_is_made_of_the_latest_time_or_of_another(place: str, run: Run) -> None:
-    assert run("clone", place, "orders", "trial") == "trial holds what orders held as of 5\n"
-    printed = run("clone", place, "orders", "early", "--as-of", "1", "--json")
-    assert told(printed) == {"collection": "early", "source": "orders", "as_of": 1}
-    assert "trial" in run("clone", place, "orders", "trial", status=3)
-
-
-@pytest.mark.parametrize("name", ["events.csv", "events.jsonl"])
-def test_events_of_a_keyed_collection_come_from_a_file(tmp_path: Path, capsys: Printed, run: Run, name: str) -> None:
-    place = str(tmp_path / "new")
-    columns = ["--key", "id:int64", "--value", "name:string", "--value", "seen:int64"]
-    assert "go with --keyed" in run("create", place, "users", *columns, "--order-by", "seen", status=2)
-    assert main(["create", place, "users", *columns, "--keyed"]) == 0
-    rows = [(1, "old", 4, 1, "false"), (1, "a", 5, 1, "false"), (2, "b", 1, 1, "false"), (2, None, 2, 2, "true")]
-    names = ("id", "name", "seen", "_time", "_deleted")
-    if name.endswith("csv"):
-        lines = [",".join(names), *(",".join("" if v is None else str(v) for v in row) for row in rows)]
-    else:
-        pairs = [dict(zip(names, (*row[:4], row[4] == "true"), strict=True)) for row in rows]
-        lines = [json.dumps({k: v for k, v in pair.items() if v is not None}) for pair in pairs]
-    file = tmp_path / name
-    file.write_text("\n".join(lines))
-    capsys.readouterr()
-    command = ["upsert", place, "users", str(file), "--seal", "3"]
-    assert "gave 4 events to users in 1 commit" in run(*command)
-    assert "nothing was done" in run(*command)
-    assert main(["read", place, "users", "--as-of", "1", "--columns", "id,name", "--json"]) == 0
-    read = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert sorted(read, key=lambda row: int(row["id"])) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
-    assert told(run("read", place, "users", "--columns", "id", "--json")) == {"id": 1}
-    assert main(["write", place, "users", str(file), "--ignore", "_deleted", "--mode", "append"]) == 2
-    assert "its time 1 is sealed" in capsys.readouterr().err
-
-
-def test_events_that_come_too_late_are_refused_or_counted(tmp_path: Path, run: Run) -> None:
-    place, file = str(tmp_path / "new"), tmp_path / "late.csv"
-    assert main(["create", place, "users", "--key", "id:int64", "--value", "name:string", "--keyed"]) == 0
-    assert main(["seal", place, "users", "5"]) == 0
-    file.write_text("id,name,_time\n1,a,4\n2,b,6\n")
-    run("upsert", place, "users", str(file), status=2)
-    printed = run("upsert", place, "users", str(file), "--late", "collect", "--seal", "7", "--json")
-    assert told(printed)["late"]["sealed"] == 1
-
-
-def test_a_view_is_made_shown_and_refreshed(place: str, run: Run) -> None:
-    query = "SELECT status, sum(amount) AS total FROM orders GROUP BY status"
-    assert run("view", place, "revenue", query) == "revenue is up to date before 6\n"
-    assert told(run("read", place, "revenue", "--where", "status = 'new'", "--json")) == {"status": "new", "total": 3.0}
-    with persist.open(place) as client:
-        client.load("orders").write([((3, ("paid", 1.0)), 7, 1)], seal=8).result()
-    assert told(run("refresh", place, "revenue", "--json")) == [{"view": "revenue", "upper": 8}]
-    assert query in run("view", place, "revenue")
-    for arguments in (["view", place, "other", "SELECT nothing FROM nowhere"], ["view", place, "orders"]):
-        assert main(arguments) == 2
-    assert main(["refresh", place, "orders"]) == 2
 
 
 def test_what_a_refresh_keeps_is_bounded_and_a_bound_that_is_none_is_refused(
@@ -151,26 +70,6 @@ def test_without_names_all_views_are_refreshed_in_one_commit(place: str, capsys:
     assert {"large", "totals"} <= {*appended[-1]}
 
 
-def test_what_a_view_and_a_keyed_collection_are_is_shown(place: str, run: Run) -> None:
-    query = "SELECT status, sum(amount) AS total FROM orders GROUP BY status"
-    assert main(["view", place, "revenue", query]) == 0
-    options = ["--order-by", "at", "--tombstone", "gone", "--resolve", "background"]
-    columns = ["--key", "id:int64", "--value", "at:int64", "--value", "gone:bool"]
-    run("create", place, "users", *columns, "--keyed", *options)
-    shown = run("show", place, "revenue")
-    assert "view of   orders\n" in shown
-    assert f"query     {query}\n" in shown
-    printed = run("show", place, "revenue", "--json")
-    assert told(printed)["view"] == {"sql": query, "inputs": ["orders"], "definition": 1}
-    shown = run("show", place, "users")
-    assert "keyed     events are resolved by 'upsert', after the seal" in shown
-    assert "; the later by at counts; column gone says that a key is deleted\n" in shown
-    shown = run("show", place, "orders")
-    assert "view revenue" in shown
-    assert "keyed  " not in shown
-    assert "view revenue" in run("holds", place)
-
-
 def test_a_view_that_reads_a_view_needs_it_at_no_time(place: str, run: Run) -> None:
     assert main(["view", place, "paid", "SELECT id, amount FROM orders WHERE status = 'paid'"]) == 0
     run("view", place, "total", "SELECT sum(amount) AS total FROM paid")
@@ -180,59 +79,6 @@ def test_a_view_that_reads_a_view_needs_it_at_no_time(place: str, run: Run) -> N
         assert str(2**63 - 2) not in shown
     assert [hold["time"] for hold in told(run("show", place, "paid", "--json"))["holds"]] == [None]
     assert [hold["time"] for hold in told_rows(run("holds", place, "paid", "--json"))] == [None]
-
-
-def test_a_view_gets_another_query(place: str, run: Run) -> None:
-    assert main(["view", place, "paid", "SELECT status, count(*) AS n FROM orders GROUP BY status"]) == 0
-    other = "SELECT status, count(*) AS n FROM orders WHERE status <> 'new' GROUP BY status"
-    assert "--redefine" in run("view", place, "paid", other, status=2)
-    assert main(["view", place, "paid", other, "--redefine"]) == 0
-    with persist.open(place) as client:
-        client.load("orders").seal(20).result()
-    run("refresh", place, "paid")
-    assert "new" not in run("read", place, "paid", "--columns", "status")
-    for arguments in (["paid", "--redefine"], ["paid", other, "--redefine", "--key", "n"], ["no", other, "--redefine"]):
-        assert main(["view", place, *arguments]) == 2
-
-
-def test_a_schema_changes_for_all_times(place: str, run: Run) -> None:
-    command = ["evolve", place, "orders", "--add", "note:string", "--drop", "status", "--rename", "amount=euros"]
-    assert told(run(*command, "--json"))["columns"] == {"id": "int64", "euros": "double", "note": "string"}
-    printed = run("read", place, "orders", "--as-of", "1", "--where", "id = 1", "--json")
-    assert told(printed) == {"id": 1, "euros": 2.0, "note": None}
-    for arguments in ([], ["--rename", "euros"], ["--add", "x"], ["--add", "x:itn"], ["--drop", "nothing"]):
-        assert main(["evolve", place, "orders", *arguments]) == 2
-    printed = run("read", place, "orders", "--as-of", "1", "--where", "id = 1", "--schema", "1", "--json")
-    assert told(printed)["amount"] == 2.0
-    run("changes", place, "orders", "1", "2", "--schema", "1", "--columns", "status", "--json")
-    assert main(["read", place, "orders", "--schema", "3"]) == 2
-
-
-def test_a_column_gets_a_default_and_a_collection_becomes_keyed(place: str, capsys: Printed, run: Run) -> None:
-    evolve = ["evolve", place, "orders"]
-    for wrong in (["--default", "n=1"], ["--add", "n:int8", "--default", "n=many"], ["--order-by", "n"]):
-        assert main([*evolve, *wrong]) == 2
-    capsys.readouterr()
-    assert main([*evolve, "--add", "n:int8", "--default", "n=7", "--keyed", "--order-by", "n", "--json"]) == 0
-    assert told(capsys.readouterr().out)["version"] == 2
-    assert told(run("read", place, "orders", "--where", "id = 1", "--json"))["n"] == 7
-    assert main([*evolve, "--keyed"]) == 2
-
-
-def test_one_time_goes_out_as_parquet_and_comes_back(place: str, tmp_path: Path, capsys: Printed) -> None:
-    folder = str(tmp_path / "out")
-    assert main(["export", place, "orders", folder, "--as-of", "1"]) == 0
-    assert main(["export", place, "orders", folder, "--as-of", "1"]) == 2
-    columns = ["--key", "id:int64", "--value", "status:string", "--value", "amount:float64"]
-    assert main(["create", place, "copy", *columns]) == 0
-    [file] = os.listdir(folder)
-    assert (
-        main(["write", place, "copy", os.path.join(folder, file), "--time", "1", "--seal", "2", "--mode", "append"])
-        == 0
-    )
-    capsys.readouterr()
-    assert main(["read", place, "copy", "--columns", "id", "--json"]) == 0
-    assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [1, 2]
 
 
 @pytest.mark.parametrize("format", ["csv", "json"])

@@ -52,20 +52,6 @@ def lines(printed: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in printed.splitlines()]
 
 
-def test_contents_are_read_as_of_a_time_with_columns_and_a_condition(place: str, run: Run) -> None:
-    table = run("read", place, "orders", "--as-of", "11").splitlines()
-    assert len({*map(len, table)}) == 1, "numbers end under the ends of their names"
-    assert [line.split() for line in table] == [
-        ["id", "status", "amount"],
-        ["1", "new", "9.5"],
-        ["2", "NULL", "3.0"],
-    ]
-    printed = run("read", place, "orders", "--columns", "id,status", "--where", "amount > 5", "--json")
-    assert lines(printed) == [{"id": 1, "status": "paid"}]
-    printed = run("read", place, "shop.items", "--as-of", "2026-01-01T12:00Z", "--form", "diff", "--json")
-    assert lines(printed) == [{"item": 7, "_diff": 1}]
-
-
 def test_moments_that_python_has_not_are_shown_and_bytes_that_are_no_text_are_refused_as_csv(
     tmp_path: Path, capsys: Printed, run: Run
 ) -> None:
@@ -126,29 +112,6 @@ def test_what_is_written_to_a_pipe_leaves_the_pipe_where_it_is(place: str, tmp_p
     assert main(["read", place, "orders", "--format", "csv", "--output", str(tmp_path)]) == 2
 
 
-def test_changes_and_differences_are_shown(place: str, run: Run) -> None:
-    printed = run("changes", place, "orders", "11", "13", "--json")
-    changed = [(line["status"], line["_time"], line["_diff"]) for line in lines(printed)]
-    assert sorted(changed) == [("new", 12, -1), ("paid", 12, 1)]
-    printed = run("changes", place, "orders", "11", "13", "--form", "transitions", "--json")
-    changed = [(line["_change"], line["_old_status"], line["status"]) for line in lines(printed)]
-    assert changed == [("update", "new", "paid")]
-    assert "'diff' is not a form of changes" in run("changes", place, "orders", "11", "13", "--form", "diff", status=2)
-    printed = run("diff", place, "orders", "12", "10", "--columns", "status", "--json")
-    assert lines(printed) == [{"id": 1, "status": "new", "_change": "update", "_old_status": "paid"}]
-    printed = run("diff", place, "orders", "12", "12")
-    assert printed.split() == ["id", "status", "amount", "_change", "_old_status", "_old_amount"]
-
-
-def test_a_tail_ends_where_it_is_told_to(place: str, capsys: Printed, run: Run) -> None:
-    assert main(["tail", place, "orders", "--as-of", "10", "--until", "13"]) == 0
-    out, err = capsys.readouterr()
-    assert out.splitlines() == ["12   -1  id=1  status=new  amount=9.5", "12   +1  id=1  status=paid  amount=9.5"]
-    assert err.splitlines() == ["-- complete before 13"]
-    assert len(lines(run("tail", place, "orders", "--as-of", "10", "--until", "13", "--json"))) == 2
-    assert main(["tail", place, "orders", "--as-of", "10", "--until", "13", "--format", "parquet"]) == 2
-
-
 def test_who_waits_before_a_screen_is_told_how_far_it_is(
     place: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,13 +120,6 @@ def test_who_waits_before_a_screen_is_told_how_far_it_is(
     assert "orders is sealed before 13: what comes now is shown" in capsys.readouterr().err
     assert main(["wait", place, "orders", "--until", "12"]) == 0
     assert "waiting for 12" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("until", ["13", "2"])
-def test_a_tail_until_what_is_sealed_already_ends_at_once(place: str, capsys: Printed, until: str) -> None:
-    assert main(["tail", place, "orders", "--until", until]) == 0
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "-- complete before 13\n")
 
 
 def test_a_program_waits_until_a_time_is_sealed(place: str, run: Run) -> None:
@@ -227,73 +183,17 @@ def test_a_query_reads_no_variable_of_the_program(place: str, run: Run) -> None:
         assert "names" in run("sql", place, "FROM names", *allowed, status=2)
 
 
-def test_one_collection_is_shown_with_all_there_is_to_say(place: str, run: Run) -> None:
-    with persist.open(place) as client:
-        client.load("orders").hold(11, name="consumer")
-        client.load("orders").compact()
-    out = run("show", place, "orders")
-    for text in ("key    id      int64", "upper     13", "1 update at time 20: sealing to 21", "consumer", "keyframes"):
-        assert text in out
-    assert "size      1 row, " in run("show", place, "shop.items")
-    told = json.loads(run("show", place, "shop.items", "--json"))
-    assert told["upper_moment"] == "2026-01-02T00:00:00Z"
-    assert told["columns"] == [{"side": "key", "name": "item", "type": "int64"}]
-    assert "oders" in run("show", place, "oders", status=2)
-
-
-def test_the_log_is_shown_in_sentences(place: str, run: Run) -> None:
-    out = run("log", place)
-    for text in (
-        "created 'orders'",
-        "wrote 2 updates to 'orders' at time 10",
-        "sealed 'orders' to 11",
-        "remembered 'later' as written to 'orders'",
-    ):
-        assert text in out
-    record = json.loads(run("log", place, "--collection", "shop.items", "--last", "1", "--json"))
-    assert any("sealed 'shop.items'" in did for did in record["did"])
-
-
-def test_a_location_is_sealed_held_and_destroyed(place: str, run: Run) -> None:
-    assert main(["seal", place, "orders"]) == 2
-    assert "cannot go back" in run("seal", place, "orders", "12", status=2)
-    assert json.loads(run("seal", place, "orders", "--for-ever", "--json"))["upper"] is None
-    assert main(["hold", place, "orders", "me", "11"]) == 0
-    assert json.loads(run("hold", place, "orders", "me", "12", "--json").splitlines()[-1])["time"] == 12
-    assert "Nobody can be asked here: say --yes" in run("drop", place, "orders", status=2)
-    run("drop", place, "orders", "--yes")
-    assert json.loads(run("ls", place, "--json"))["name"] == "shop.items"
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["read", "{place}", "orders", "--as-of", "99"], 2, "times before 13 are sealed"),
-        (["read", "{place}", "orders", "--as-of", "soon"], 2, "soon"),
-        (["read", "{place}", "orders", "--as-of", "-1"], 2, "-1"),
-        (["read", "{place}", "orders", "--as-of", "2026-01-01"], 2, "timeline"),
-        (["changes", "{place}", "orders", "-1d"], 2, "timeline"),
-        (["read", "{place}", "orders", "--as-of=--5"], 2, "'--5'"),
-        (["read", "{place}", "orders", "--as-of", "²"], 2, "'²'"),
         (["read", "{place}", "orders", "--as-of", "9" * 5000], 2, "5,000 digits is not a time"),
         (["read", "{place}", "orders", "--where", "id > " + "9" * 5000], 2, "5,000 digits"),
         (["write", "{place}", "orders", "{tmp}/none.csv", "--time=--1"], 2, "'--1' is not a time"),
-        (["seal", "{place}", "orders", "²"], 2, "'²' is not a time"),
-        (["ls", "ftp://127.0.0.1:9/x"], 4, "ftp://127.0.0.1:9/x cannot be reached"),
-        (["read", "{place}", "orders", "--columns", "id,nmae"], 2, "'nmae'"),
-        (["read", "{place}", "orders", "--form", "both"], 2, "both"),
-        (["read", "{place}", "orders", "--format", "xml"], 2, "'xml' is not a format"),
-        (["changes", "{place}", "orders", "13", "11"], 2, "backwards"),
-        (["read", "{place}", "orderz"], 2, "orderz"),
-        (["ls", "{tmp}"], 2, "holds something else, such as 'location'"),
-        (["read", "{place}", "orders", "--format", "csv", "--output", "/dev/full"], 4, "/dev/full: No space left"),
         (["read", "{tmp}/none", "orders"], 2, "nothing is stored"),
         (["write", "{tmp}/none", "orders", "{tmp}/none.csv", "--time", "1"], 2, "there is no file"),
         (["ls", "s3://nowhere/x", *NOBODY], 4, "127.0.0.1:9"),
         (["fsck", "{tmp}/none"], 2, "nothing is stored at"),
         (["holds", "{tmp}/none", "orders"], 2, "nothing is stored at"),
-        (["ls", "nonsense://x"], 2, "unknown scheme"),
-        (["gc", "{place}", "--storage-option", "fsink=no"], 2, "'fsink' is not an option"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_says_what_to_do(
@@ -306,47 +206,6 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
     assert says in err
     assert err.startswith("persist: ")
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["read", "{place}", "nobody", "--json"], {"error": "CollectionNotFound", "status": 2}),
-        (["read", "{place}", "orders", "--as-of", "99", "--json"], {"error": "AsOfNotSealed", "status": 2}),
-        (["read", "{place}", "orders", "--limit", "x", "--json"], {"error": "InvalidUsage", "status": 2}),
-        (["write", "{place}", "orders", "{tmp}/none.csv", "--json"], {"error": "InvalidUsage", "status": 2}),
-        (["ls", "s3://nowhere/x", "--json", *NOBODY], {"error": "Unavailable", "status": 4}),
-        (["read", "{place}", "orders", "--json", "--format", "csv"], {"error": "InvalidUsage", "status": 2}),
-        (["frobnicate", "--json"], {"error": "InvalidUsage", "status": 2}),
-    ],
-)
-def test_an_error_is_an_object_where_json_is_asked_for(
-    place: str, tmp_path: Path, capsys: Printed, arguments: list[str], told: dict[str, object]
-) -> None:
-    assert main([each.format(place=place, tmp=tmp_path) for each in arguments]) == told["status"]
-    out, err = capsys.readouterr()
-    found = json.loads(err)
-    assert (out, {name: found[name] for name in told}) == ("", told)
-    assert found["message"]
-
-
-def test_errors_of_the_library_have_their_statuses_and_their_advice(place: str, run: Run) -> None:
-    with persist.open(place, settings=persist.Settings(background=False)) as client:
-        client.load("orders").allow_compaction(12).result()
-        less = client.create_or_load("less", key={"id": pa.int64()})
-        less.write([((1, None), 0, -1)], seal=1).result()
-    for arguments, kind, says in (
-        (["read", place, "orders", "--as-of", "10"], "AsOfCompacted", "Read at as_of >= 12"),
-        (["changes", place, "orders", "10"], "AsOfCompacted", "from 13 or later"),
-        (["read", place, "less"], "NegativeMultiplicity", "persist read with --form diff"),
-        (["seal", place, "orders", "3"], "FrontierRegression", "or later"),
-        (["delete", place, "orders", "--time", "3", "--where", "id = 1"], "UpdateNotBeyondUpper", "at times >= 13"),
-    ):
-        told = json.loads(run(*arguments, "--json", status=2))
-        assert (told["error"], says in told["message"]) == (kind, True), told
-    with persist.open(place, mode="exclusive", reentrance_id="loader"):
-        assert json.loads(run("seal", place, "orders", "20", "--json", status=3))["error"] == "Locked"
-        assert main(["ls", place]) == 0
 
 
 def test_a_location_of_a_newer_format_and_a_damaged_one_are_one_line(place: str, run: Run) -> None:
@@ -380,25 +239,6 @@ def test_what_is_stored_is_shown_and_never_interpreted(tmp_path: Path, capsys: P
     assert "\u202e" not in shown
     assert "<script>alert(1)</script>[bold]" in shown
     assert "<b>[red]\\u202ename" in shown
-
-
-def test_a_table_that_is_too_wide_for_the_terminal_shows_each_column_on_a_line(
-    place: str, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
-    with persist.open(place) as client:
-        fields = {f"column_number_{i}": pa.string() for i in range(40)}
-        wide = client.create_or_load("wide", key={"k": pa.int64()}, value=fields)
-        values = tuple(f"value {i}" for i in range(40))
-        wide.write([((1, values), 0, 1), ((2, values), 0, 1)], seal=1).result()
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "60")
-    lines = run("read", place, "wide").splitlines()
-    assert lines[0] == "row 1"
-    assert lines[1].split() == ["k", "1"]
-    assert lines[41].split() == ["column_number_39", "value", "39"] == lines[-1].split()
-    assert lines[42] == "row 2"
-    assert run("read", place, "wide", "--where", "k = 3").startswith("no rows of k, column_number_0, ")
-    assert run("read", place, "orders").splitlines()[0].strip().startswith("\x1b[1mid")
 
 
 def test_a_terminal_of_80_columns_breaks_no_name_and_shows_a_time_once(
@@ -463,41 +303,3 @@ def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, run: 
     told = json.loads(run("gc", str(place), "--dry-run", "--json"))
     assert told["dry_run"] is True
     assert told["parts"] == 0
-
-
-def test_times_are_forgotten_when_that_is_confirmed_as_far_as_holds_let_them(
-    place: str, capsys: Printed, run: Run
-) -> None:
-    assert "--since goes with the names of collections" in run("compact", place, "--since", "3", "--yes", status=2)
-    assert "nothing was forgotten" in run("compact", place, "orders", "--since", "3", status=2)
-    assert main(["hold", place, "orders", "report", "1"]) == 0
-    assert main(["compact", place, "orders", "--since", "3", "--yes"]) == 0
-    assert "orders stays readable from 1 on" in capsys.readouterr().err
-    assert main(["read", place, "orders", "--as-of", "1"]) == 0
-    run("release", place, "orders", "report", "--yes")
-    assert "before since=3" in run("read", place, "orders", "--as-of", "1", status=2)
-    assert main(["read", place, "orders", "--as-of", "3"]) == 0
-
-
-def test_a_location_can_be_measured_and_is_left_as_it_was(
-    place: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("persist.tools.cli.upkeep_commands.BENCH_ROWS", 100)
-    told = json.loads(run("bench", place, "--json"))
-    assert told["read_rows_per_s"] * told["read_s"] == pytest.approx(100)
-    assert "commit of a row" in run("bench", place)
-    with persist.open(place, mode="read") as client:
-        assert client.collections() == ["orders", "shop.items"]
-
-
-def test_a_statement_changes_a_collection_and_says_how_many_rows(place: str, run: Run) -> None:
-    with persist.open(place) as client:
-        client.load("orders").seal(21).result()
-    printed = run("sql", place, "UPDATE orders SET status = 'paid' WHERE status = 'new'")
-    assert printed == "changed 1 row of orders at 21\n"
-    [told] = lines(run("sql", place, "DELETE FROM orders WHERE id = 3", "--time", "30", "--json"))
-    assert (told["collection"], told["rows"]) == ("orders", 1)
-    assert [line["_time"] for line in lines(run("changes", place, "orders", "22", "--json"))] == [30]
-    assert lines(run("read", place, "orders", "--columns", "id", "--json")) == [{"id": 1}, {"id": 2}]
-    for wrong in (["DELETE FROM orders", "--as-of", "3"], ["SELECT 1", "--time", "3"]):
-        assert main(["sql", place, *wrong]) == 2

@@ -1,11 +1,9 @@
 """The shell of SQL: what ends a statement, what is offered, and how it goes on after a mistake."""
 
-import io
 import os
 import pty
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import duckdb
@@ -14,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
-from persist.tools.cli.main import main
 from persist.tools.cli.place import Place
-from persist.tools.cli.shell import Shell, StatementReader, find_matching, split_statements
+from persist.tools.cli.shell import Shell, StatementReader, split_statements
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
@@ -59,46 +56,12 @@ def test_columns_of_the_collections_that_a_statement_names_are_offered(client: p
     assert ("amount" in offered, "price" in offered) == (True, False)
 
 
-def test_names_and_keywords_are_offered() -> None:
-    words = ["orders", '"order-lines"', "FROM", "ORDER BY"]
-    assert find_matching(words, "ord") == ["orders", '"order-lines"', "order by"]
-    assert find_matching(words, "ORD") == ["orders", '"order-lines"', "ORDER BY"]
-    assert find_matching(words, '"ord') == ['"orders"', '"order-lines"']
-    assert find_matching(words, "fr") == ["from"]
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> str:
     with persist.open(tmp_path / "shop", settings=persist.Settings(background=False)) as client:
         orders = client.create_or_load("order-lines", key={"id": int}, value={"status": str})
         orders.write([(1, "new"), (2, "paid")], time=1, seal=2).result()
     return str(tmp_path / "shop")
-
-
-def test_a_script_on_standard_input_is_carried_out_up_to_what_fails(
-    place: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = """.format csv
-UPDATE "order-lines" SET status = 'sent' WHERE id = 1;
-CREATE TABLE copied AS FROM "order-lines";
-DROP TABLE copied;
-FROM "order-lines" ORDER BY id;
-.as-of 1
-SELECT count(*) AS n FROM "order-lines" WHERE status = 'new'; .tables
-"""
-    monkeypatch.setattr(sys, "stdin", io.StringIO(script.replace("; .tables", ";\n.tables\n.schema order-lines")))
-    assert main(["sql", place]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("csv\nchanged 1 row of order-lines at 2\nCREATE TABLE copied: 2 rows\nDROP TABLE copied\n")
-    assert '1,"sent"\n2,"paid"\n"n"\n1\norder-lines\nid: int64\nstatus: string\n' in shown
-    monkeypatch.setattr(sys, "stdin", io.StringIO('FROM nowhere;\nFROM "order-lines";'))
-    assert main(["sql", place]) == 2
-    out, err = capsys.readouterr()
-    assert (out, "nowhere" in err) == ("", True)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(".frob"))
-    assert main(["sql", place]) == 2
-    assert ".help lists them" in capsys.readouterr().err
-    assert main(["sql", place, "--time", "4"]) == 2
 
 
 def test_a_person_completes_names_goes_on_after_mistakes_and_finds_lines_again(place: str, tmp_path: Path) -> None:

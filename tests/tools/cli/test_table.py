@@ -1,6 +1,5 @@
 """Tables: what is cut and what stays whole, and lists for programs."""
 
-import json
 import re
 import signal
 import subprocess
@@ -42,24 +41,6 @@ def test_a_terminal_that_is_too_narrow_cuts_no_number_and_no_name(
     assert capsys.readouterr().out.split() == [
         *("row", "1", "name", "n" * 90, "rows", "12345", "upper", "2026-01-02T00:00:00Z")
     ]
-
-
-def test_lists_come_as_tables_and_as_json(place: str, run: Run) -> None:
-    with persist.open(place, settings=persist.Settings(background=False)) as client:
-        lines = client.create_or_load("lines", key={"k": int}, value={"shop": str, "till": str})
-        lines.write([(1, ("north", "a"))], time=0, seal=1).result()
-        lines.index("shop", "till")
-    for command, known in (
-        (["ls", place, "ord"], {"name": "orders", "rows": 1, "upper_moment": "2026-01-02T00:00:00Z"}),
-        (["holds", place], {"collection": "orders", "hold": "first", "time_moment": "2026-01-01T00:00:00Z"}),
-        (["tags", place, "orders"], {"tag": "first", "time": 1767225600000}),
-        (["index", place, "lines"], {"columns": ["shop", "till"], "as_of": 0, "rows": 1}),
-    ):
-        rows = [json.loads(line) for line in run(*command, "--json").splitlines()]
-        assert any(known.items() <= row.items() for row in rows)
-        assert run(*command)
-    rows = [json.loads(line) for line in run("log", place, "-n", "2", "--json").splitlines()]
-    assert [row.keys() for row in rows] == [{"seqno", "at", "writer", "did"}] * 2
 
 
 def test_a_name_of_any_length_stays_whole_in_a_pipe(tmp_path: Path, run: Run) -> None:
