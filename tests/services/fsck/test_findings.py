@@ -616,3 +616,23 @@ def test_keys_with_several_values_are_one_problem_of_keyed_collections(
         monkeypatch.setattr(parts, "find_keys_with_several", lambda *_, error=error: throw(error))
         parts.examine_values(MemoryBlob(), contents, findings)
     assert told(findings) == []
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("kind", [MissingBlob, CorruptBlob])
+def test_what_a_checkpoint_lacks_that_was_collected_meanwhile_is_no_problem(
+    kind: type[CorruptBlob], is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob, key = MemoryBlob(), make_checkpoint_key(7)
+    if is_there:
+        blob.set(key, b"odd")
+    log = LogExamination(blob, Findings(blob))
+    monkeypatch.setattr(log, "_load_base", lambda *_: throw(kind("state/1", "gone")))
+    monkeypatch.setattr("persist.services.fsck.log.load_state", lambda *_: throw(kind("state/1", "gone")))
+    entry = CollectionEntry(LOCATION, "c", base=BlobRef(blob="state/1", bytes=1, checksum="4" * 32))
+    checkpoint = Checkpoint(location=LOCATION, seqno=7, commit=OTHER, control=LEASED, collections=())
+    is_told = is_there or kind is CorruptBlob
+    found = [("missing" if kind is MissingBlob else "damaged", "state/1", "gone", "c")] * is_told
+    assert (log._load_contents(state_of(entry), entry), told(log._findings)) == (None, found)
+    log._examine_checkpoint(checkpoint)
+    assert (told(log._findings), log.bad_checkpoints) == (found, {key} if is_told else set())
