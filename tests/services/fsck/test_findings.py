@@ -114,7 +114,13 @@ def test_an_entry_of_a_state_that_breaks_a_rule_is_found(
 
 
 UNREAD = CollectionEntry(LOCATION, "c")
-CONTROL = change(LEASED, log_floor=3, erased=1)
+CONTROL, WIDER = change(LEASED, log_floor=3, erased=1), change(UNREAD, folders=(OTHER, LOCATION))
+HELD = change(UNREAD, leased=(("l", "lease"),))
+LATER, MORE, ELSE = (
+    change(SOUND, tags={"t": 3}, since_times=(3,)),
+    "it has other collections",
+    "it says something else of",
+)
 
 
 @pytest.mark.parametrize(
@@ -124,33 +130,17 @@ CONTROL = change(LEASED, log_floor=3, erased=1)
         (state_of(location=OTHER), state_of(), [("it names another location", None)]),
         (state_of(commit=OTHER), state_of(), [("it was made after another commit", None)]),
         (state_of(control=CONTROL), state_of(), [("it says something else of log_floor, erased", None)]),
-        (state_of(UNREAD), state_of(), [("it has other collections", None)]),
-        (state_of(change(UNREAD, name="d")), state_of(UNREAD), [("it has other collections", None)]),
-        (
-            state_of(UNREAD).replace_entry(CollectionEntry(OTHER, "d")),
-            state_of(UNREAD),
-            [("it has other collections", None)],
-        ),
-        (
-            state_of(change(UNREAD, leased=(("l", "lease"),))),
-            state_of(UNREAD),
-            [("it says something else of the leases of its holds", "c")],
-        ),
-        (
-            state_of(change(UNREAD, folders=(OTHER, LOCATION))),
-            state_of(change(UNREAD, folders=(OTHER,))),
-            [("it says something else of where its parts lie", "c")],
-        ),
-        (state_of(change(UNREAD, folders=(OTHER,))), state_of(change(UNREAD, folders=(OTHER, LOCATION))), []),
-        (
-            state_of(entry_of(change(SOUND, tags={"t": 3}, since_times=(3,)))),
-            state_of(entry_of(SOUND)),
-            [("it says something else of since_times, tags", "c")],
-        ),
+        (state_of(UNREAD), state_of(), [(MORE, None)]),
+        (state_of(change(UNREAD, name="d")), state_of(UNREAD), [(MORE, None)]),
+        (state_of(UNREAD).replace_entry(CollectionEntry(OTHER, "d")), state_of(UNREAD), [(MORE, None)]),
+        (state_of(HELD), state_of(UNREAD), [(f"{ELSE} the leases of its holds", "c")]),
+        (state_of(WIDER), state_of(change(UNREAD, folders=(OTHER,))), [(f"{ELSE} where its parts lie", "c")]),
+        (state_of(change(UNREAD, folders=(OTHER,))), state_of(WIDER), []),
+        (state_of(entry_of(LATER)), state_of(entry_of(SOUND)), [(f"{ELSE} since_times, tags", "c")]),
         (state_of(UNREAD), state_of(entry_of(SOUND)), []),
         (state_of(entry_of(SOUND)), state_of(UNREAD), []),
     ],
-)
+)  # fmt: skip
 def test_a_checkpoint_is_compared_with_the_log_member_by_member(
     stored: State, replayed: State, found: list[tuple[str, str | None]]
 ) -> None:

@@ -1,8 +1,10 @@
 """What commands ask of the library, and make of its answers: by stand-ins for what takes long or has no end."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,6 @@ from persist.tools.cli import copy_commands, data_commands, doctor, name_command
 from persist.tools.cli.main import main
 from persist.tools.cli.place import Place
 from persist.tools.cli.portrait import read_last_records
-from persist.tools.cli.status import print_health
 from persist.tools.reports import health as reports
 from persist.tools.reports.health import (
     ClientActivity,
@@ -349,9 +350,14 @@ p7 ? - writes
 """
 
 
-def test_the_health_of_a_location_is_shown_section_by_section(capsys: Printed) -> None:
-    print_health(HEALTH)
-    assert "".join(" ".join(line.split()) + "\n" for line in capsys.readouterr().out.splitlines()) == SHOWN
+def test_the_health_of_a_location_is_shown_section_by_section(
+    opened: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    monkeypatch.setattr(reports, "report_health", lambda client: HEALTH)
+    assert [" ".join(line.split()) for line in lines_of(capsys, "status")] == SHOWN.splitlines()
+    [line] = lines_of(capsys, "status", "--json")
+    assert line == json.dumps(asdict(HEALTH))
+    assert lines_of(capsys, "status", "--watch", "--json", status=2)
 
 
 def test_numbers_stand_right_and_texts_alone_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
