@@ -41,6 +41,11 @@ def throw(error: BaseException) -> Any:
     raise error
 
 
+def note(calls: list[Any], call: Any, result: Any) -> Any:
+    calls.append(call)
+    return result
+
+
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Open no location, end at once what has no end, and note how the location was opened."""
@@ -165,11 +170,11 @@ def test_rows_that_came_and_went_are_told(opened: list[Any], monkeypatch: pytest
     for commits in (1, 0):
         ingested, egressed = Ingested("in", 1, commits, {"c": 5}), Egressed("out", 2, commits, {"c": 5}, ("c",))
 
-        def note(result: Any) -> Callable[..., Any]:
-            return lambda client, what, *, stop, **more: calls.append((what, more)) or result
+        def answer(result: Any) -> Callable[..., Any]:
+            return lambda client, what, *, stop, **more: note(calls, (what, more), result)
 
-        monkeypatch.setattr(persist, "ingest", note(ingested))
-        monkeypatch.setattr(persist, "egress", note(egressed))
+        monkeypatch.setattr(persist, "ingest", answer(ingested))
+        monkeypatch.setattr(persist, "egress", answer(egressed))
         new = commits == 1
         assert lines_of(capsys, "ingest", "s.toml", "--once", "--collection", "c", "-k", "a") == [
             "took in 1 row from in in 1 commit" if new else "nothing is new at in"
@@ -229,27 +234,25 @@ def test_maintenance_does_all_of_it_and_tells_the_first_failure(monkeypatch: pyt
 def test_repeated_maintenance_goes_on_after_a_failure(
     opened: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
-    turns: list[Any] = [persist.Conflict("a\nb"), {}, {"views refreshed": 1234, "blobs deleted": 0}]
-    waits = iter([False, False, True])
-    asked: list[Any] = []
+    turns: Iterator[Any] = iter(())
+    waits, asked = iter([False, False, True]), list[Any]()
 
     def turn(client: Any, is_repeated: bool) -> Any:
         asked.append(is_repeated)
-        return throw(done) if isinstance(done := turns[len(asked) - 1], Exception) else done
+        return throw(done) if isinstance(done := next(turns), Exception) else done
 
     @contextmanager
     def some() -> Iterator[Any]:
-        yield SimpleNamespace(wait=lambda seconds: asked.append(seconds) or next(waits))
+        yield SimpleNamespace(wait=lambda seconds: note(asked, seconds, next(waits)))
 
     monkeypatch.setattr(upkeep_commands, "maintain_once", turn)
     monkeypatch.setattr(upkeep_commands, "catch_sigterm", some)
-    turns = [turns[0], None, turns[1], None, turns[2], None]
+    turns = iter([persist.Conflict("a\nb"), {}, {"views refreshed": 1234, "blobs deleted": 0}])
     assert lines_of(capsys, "maintain", "--every", "0.5") == ["views refreshed 1,234", "persist: a b"]
     assert (asked, opened[1]) == ([True, 0.5] * 3, {"way": "open_writer", "background": True})
-    turns = [{}, None] * 4
+    turns = iter([{}, persist.Conflict("a")])
     assert lines_of(capsys, "maintain") == ["nothing is due"]
     assert (asked[6:], opened[2]) == ([False], {"way": "open_writer", "background": False})
-    turns = [persist.Conflict("a")] * 9
     assert lines_of(capsys, "maintain", status=3) == ["persist: a"]
 
 
