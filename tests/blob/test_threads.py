@@ -2,14 +2,24 @@
 
 import gc
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
 import pytest
 
-from persist.blob.threads import DaemonThreads, Pool
+from persist.blob.threads import DaemonThreads, Pool, SystemClock
 from tests.support.stepped import WAIT_S
+
+
+def test_the_clocks_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = list[float]()
+    for name, replaced in (("time_ns", lambda: 1_999_999), ("monotonic", lambda: 2.5), ("sleep", slept.append)):
+        monkeypatch.setattr(time, name, replaced)
+    clock = SystemClock()
+    clock.sleep(0.5)
+    assert (clock.wall_ms(), clock.monotonic_s(), slept) == (1, 2.5, [0.5])
 
 
 def test_a_crew_takes_jobs_beyond_its_threads_in_their_order() -> None:

@@ -37,7 +37,8 @@ ALWAYS = (
     *("loses_a_", "nothing_back", "it_twice", "nothing_twice", "does_not_hide", "not_taken_for", "keeps_its_parts"),
     *("leaves_all_or_nothing", "not_deleted", "truncated_slot", "happens_once", "happen_once", "are_one_write"),
     *("not_acknowledged", "no_part_with_a", "name_is_kept", "tokens_survive", "tombstone_stays"),
-    "whatever_was_compacted",
+    *("whatever_was_compacted", "block_fails_if", "second_of_two_blocks", "others_come_before", "came_meanwhile"),
+    *("fails_changes_nothing", "close_finishes", "that_nobody_looked_at", "that_create_at_once"),
 )
 
 Line = tuple[str, int]

@@ -225,10 +225,9 @@ class Leases:
         while True:
             lease, claims, uncovered = self._note_claims(requests, reads_from)
             try:
-                seqno = -1
                 if uncovered:
                     self.check_may_wait()
-                    seqno = self._move_holds(uncovered, eager=False)
+                seqno = self._move_holds(uncovered, eager=False)
             except LeaseExpired:
                 self._forget_lost(lease)
             except BaseException:
@@ -547,10 +546,8 @@ class Leases:
             for step in steps:
                 if isinstance(step, kinds.SetHold):
                     shared_hold.durable, shared_hold.moved_s = step.time, self._clock.monotonic_s()
-                elif isinstance(step, kinds.ReleaseHold):
-                    shared_hold.in_log = False
-                    if not shared_hold.claims:
-                        self._drop_hold(collection, shared_hold)
+                elif isinstance(step, kinds.ReleaseHold) and not shared_hold.claims:
+                    self._drop_hold(collection, shared_hold)
 
     def _drop_hold(self, collection: str, shared_hold: _SharedHold) -> None:
         """Forget the shared hold of a collection, unless another one replaced it."""

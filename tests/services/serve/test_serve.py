@@ -62,6 +62,8 @@ def test_who_follows_is_told_and_needs_not_poll(serving: Client, blob: MemoryBlo
     ):
         listen = reader["orders"].listen()
         assert len(next(listen).updates) == 3
+        wait_until(lambda: reader.metrics().groups["notify"]["connected"] == 1)
+        pushes = reader.metrics().groups["notify"]["pushes"]
         for time in range(2, 6):
             # Written while the reader waits; it would not look again before the hour is over.
             rows = [((time, "x"), time, 1)]
@@ -71,7 +73,8 @@ def test_who_follows_is_told_and_needs_not_poll(serving: Client, blob: MemoryBlo
             writing.join()
             assert progress is not None
             assert progress.updates["k"].to_pylist() == [time]
-        assert reader.metrics().groups["notify"]["pushes"] >= 1
+        # A busy machine may write before the reader looks, and the push then comes later.
+        wait_until(lambda: reader.metrics().groups["notify"]["pushes"] > pushes)
 
 
 def test_who_commits_tells_the_server_which_tells_others(blob: MemoryBlob, serving: Client) -> None:
@@ -225,7 +228,7 @@ def test_who_does_not_read_is_dropped_and_keeps_no_history(serving: Client, monk
     rows = pa.table({"k": range(100_000), "v": ["v" * 100] * 100_000})
     serving["orders"].write(rows, time=2).result()
     serving["orders"].seal(3).result()
-    with serving.serve(LOCAL, slow_s=0.5, sql=True) as served:
+    with serving.serve(LOCAL, slow_s=2.0, sql=True) as served:
         # It takes little in before it is asked for it, so that the server comes to stand soon.
         narrow = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
         client = flight.FlightClient(served.url, generic_options=narrow)
