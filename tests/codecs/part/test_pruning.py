@@ -201,6 +201,8 @@ def test_groups_of_parts_hold_what_each_of_their_parts_may(monkeypatch: pytest.M
             asked.clear()
             assert select_matching_parts(parts, filter, SCHEMA) == [part]
             assert len(asked) <= 4, "groups were left out"
+    asked.clear()
+    assert select_matching_parts(parts, FLOAT == 1.0, SCHEMA) == asked == [], "all values are NULL"
 
 
 ZEROS = pa.table(
