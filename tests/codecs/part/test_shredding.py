@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import duckdb
 import msgspec
@@ -282,7 +283,7 @@ def test_paths_of_scalars_in_nine_of_ten_documents_are_common() -> None:
     ]
     assert find([*documents[:9], "not json"]) == [path for path in find(documents) if "nine" not in path[0]]
     assert find(['{"a":[1],"b":null,"":1,"c\\\\n":1,"d\\\\"":1}', "[]", "7"]) == find([]) == []
-    nested = {"x": 1}
+    nested: dict[str, Any] = {"x": 1}
     for _ in range(shredding._DEPTH_MAX - 1):
         nested = {"x": nested}
     assert len(find([json.dumps(nested)])) == 1
