@@ -93,6 +93,7 @@ def test_keys_of_each_type_are_sorted_found_split_and_counted(
     assert here.is_number == is_one_number
     assert here.packs == (here._layout is not None and not (is_one_number and not pa.types.is_floating(kind)))
     width = here._layout.row_bytes if here._layout is not None and here.packs else 0
+    assert not (is_one_number and width) or width == kind.bit_width // 8
     assert here.nbytes == here.batch.nbytes + width * len(here)
     assert here.select_first_field().batch.schema.names == ["k0"]
     assert len(here.select_first_field()) == len(here)
