@@ -476,22 +476,22 @@ class _Copier:
         floor, stored, named = state.control.log_floor, list[StoredCheckpoint](), set[str]()
         if checkpoint is not None:
             seqno = checkpoint.checkpoint.seqno
-            stored = [each for each in iterate_checkpoints(self._target) if each.checkpoint.seqno <= seqno]
+            stored = [found for found in iterate_checkpoints(self._target) if found.checkpoint.seqno <= seqno]
             named = Names(self._target).list_named(checkpoint.checkpoint)
-        older = [each.pointer.blob for each in stored[1:]]
+        older = [old.pointer.blob for old in stored[1:]]
         records = [entry.key for seqno, entry in list_records(self._target) if seqno < floor]
         named |= _find_part_lists(self._target, range(floor, state.seqno + 1))
         objects = sorted(key for prefix in OBJECTS.values() for key in self._list_present(prefix) - named)
-        earlier = [before, *(load_state(self._target, each.checkpoint) for each in stored)]
-        shares, *earlier_shares = (find_sharers(each) for each in (state, *earlier))
+        earlier_states = [before, *(load_state(self._target, found.checkpoint) for found in stored)]
+        shares, *earlier_shares = map(find_sharers, (state, *earlier_states))
 
         def is_unchanged(id_: str) -> bool:
             entry = state.entries.get(id_)
-            return entry is not None and all(each.entries.get(id_) == entry for each in earlier)
+            return entry is not None and all(past.entries.get(id_) == entry for past in earlier_states)
 
         deleted = 0
         for folder, entries in groupby(self._target.list(PARTS), lambda entry: get_second_part(entry.key)):
-            sharers = (sharer.id for each in (shares, *earlier_shares) for sharer in each.get(folder, ()))
+            sharers = (sharer.id for sharing in (shares, *earlier_shares) for sharer in sharing.get(folder, ()))
             if all(map(is_unchanged, (folder, *sharers))):
                 continue
             used = list_named(self._target, state, folder, shares)

@@ -97,8 +97,8 @@ def list_longer_views(family: Iterable[CollectionHandle]) -> list[str]:
 
 
 def _list_dependents(handles: Iterable[CollectionHandle]) -> set[str]:
-    """Return the ids of the views, and their stored groups, that depend on collections."""
-    return {view.id for handle in handles for view in load_dependents(handle.engine, handle, with_groups=True)}
+    """Return the ids of the views that depend on collections."""
+    return {view.id for handle in handles for view in load_dependents(handle.engine, handle)}
 
 
 def _list_clones(engine: Engine) -> list[tuple[str, tuple[str, ...], list[str]]]:

@@ -386,16 +386,15 @@ class _ErasureAttempts:
         if find_relatives(state, self._handle.id) != made.relatives:
             raise Superseded(f"{self._handle.name!r} was cloned, or a clone was dropped, meanwhile: try again")
         erased: dict[str, kinds.Erase] = {}
+        planned = next(iter(made.erased.values()))  # All say by whom and when.
         for id_ in made.family:
             entry = state.entries.get(id_)
             assert entry is not None, "relatives that a state has"
             assert entry.contents is not None, "the record has a condition on each relative"
-            planned = made.erased.get(id_)
-            by, at_ms = ("", 0) if planned is None else (planned.by, planned.at_ms)
             step = self._erasers[id_].step(
-                entry.contents, by=by, at_ms=at_ms, reason=self._reason, reads_blobs=reads_blobs
+                entry.contents, by=planned.by, at_ms=planned.at_ms, reason=self._reason, reads_blobs=reads_blobs
             )
-            if (step is None) != (planned is None):
+            if (step is None) != (id_ not in made.erased):
                 raise Superseded(f"other records of {entry.name!r} match by now: try again")
             if step is not None:
                 erased[id_] = step

@@ -8,18 +8,22 @@ Views that began anew are empty until a refresh; indexes are dropped, and publis
 exists, only this collection has their previous definitions. All steps of `complete_erasure` can be repeated, even
 concurrently: an existing refresh, index or publication stays as it is. After deleting the files of an abandoned table,
 a client publishes it again, and so restores a version that another one has published in between.
+
+An index or a table needs a sealed time that since has not passed. Without one, the work stays until the next seal.
 """
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 
 import msgspec
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.index import create_index
 from persist.compute.sql import ViewsTogether, load_view_by_name
-from persist.core.errors import CollectionNotFound, NotConverging, OperatorFailed, PersistError
+from persist.core.errors import AsOfCompacted, CollectionNotFound, NotConverging, OperatorFailed, PersistError
 from persist.core.log import kinds
 from persist.core.log.fields import Words
 from persist.core.names import OWED_PREFIX
@@ -29,6 +33,8 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_handle_by_id
 from persist.engine.write.operations import Step
 from persist.services.publish import delete_abandoned, make_format, publish
+
+logger = logging.getLogger(__name__)
 
 AT_ONCE = 200  # Collections in one note: their names may be long, and the properties of a collection are bounded.
 PATIENCE_S = 60.0  # For so long, others leave an erasure to the process that made it.
@@ -111,8 +117,9 @@ def complete_old(engine: Engine, contents: CollectionState) -> None:
 
 
 def complete_erasure(engine: Engine, contents: CollectionState) -> None:
-    """Do the pending work in a hidden collection, then drop the collection; keep it if something fails."""
+    """Do the pending work in a hidden collection, then drop the collection; keep it if work is left."""
     owed = _decode_owed(contents)
+    unreadable: list[str] = []
     with collect_errors() as attempt:
         views = _load_existing(engine, owed.views)
         if views:
@@ -123,19 +130,29 @@ def complete_erasure(engine: Engine, contents: CollectionState) -> None:
                 ViewsTogether([load_view_by_name(engine, view.name) for view in views], {}) as together,
             ):
                 together.refresh()
-        for handle in _load_existing(engine, [*owed.indexes]):
-            for columns in owed.indexes[handle.id]:
+        for handle in _load_existing(engine, list(dict.fromkeys((*owed.indexes, *owed.tables)))):
+            tables = owed.tables.get(handle.id, {})
+            if tables:
                 with attempt():
-                    create_index(handle, columns)
-        for handle in _load_existing(engine, [*owed.tables]):
-            with attempt():
-                delete_abandoned(handle)
-            for table, publication in owed.tables[handle.id].items():
+                    delete_abandoned(handle)
+            jobs = [partial(create_index, handle, columns) for columns in owed.indexes.get(handle.id, ())]
+            for work in (*jobs, *(partial(_publish_again, handle, *item) for item in tables.items())):
                 with attempt():
-                    format = make_format(handle, table, publication.options)
-                    publish(handle, format, None, options=publication.options, digest=publication.digest)
+                    try:
+                        work()
+                    except AsOfCompacted:
+                        unreadable.append(handle.name)
+    if unreadable:
+        logger.warning("indexes or tables of %s wait for a seal: since has passed all sealed times", unreadable)
+        return
     with suppress(CollectionNotFound):
         engine.submit("erase", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
+
+
+def _publish_again(handle: CollectionHandle, table: str, publication: PendingTable) -> None:
+    """Publish a table as it was before an erasure."""
+    format = make_format(handle, table, publication.options)
+    publish(handle, format, None, options=publication.options, digest=publication.digest)
 
 
 def _decode_owed(contents: CollectionState) -> PendingErasures:

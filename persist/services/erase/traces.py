@@ -39,10 +39,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.machine import DELETED
 from persist.core.log.keys import (
-    CHECKPOINTS,
-    DIRECTORIES,
     LISTS,
-    LOG,
     PARTS,
     STATES,
     get_second_part,
@@ -75,6 +72,7 @@ BEYOND = (
 )
 STORED = (pa.field("_time", pa.int64()), pa.field("_diff", pa.int64()))
 _BLOCK = re.compile(rb"(?:[\x80-\xff]*[\x00-\x7f]){2}(.*)", re.DOTALL)
+_PARSERS = (parse_record_seqno, parse_checkpoint_seqno, parse_directory_seqno, parse_pages_seqno, parse_state_seqno)
 OLD = "it is from before the erasure; gc deletes it when no client can need it for the log"
 
 
@@ -189,21 +187,16 @@ class _Search:
 
     def search_all(self) -> Traces:
         """Search all objects of the store; return the traces."""
-        found_traces: list[Trace] = []
-        objects = size = 0
         entries = [*self._blob.list("")]
         now_s = self._engine.clock.wall_ms() / 1000
         self._ages = replace(self._ages, now_s=now_s, checkpoints=list_checkpoint_marks(entries))
-        for entry in entries:
-            objects, size = objects + 1, size + entry.bytes
-            trace = self._search_blob(entry)
-            if trace is not None:
-                found_traces.append(trace)
+        found_traces = [trace for trace in map(self._search_blob, entries) if trace is not None]
         if not self._texts:  # They are searched for texts, like everything, and for nothing else.
             found_traces += [
                 Trace(f"{PARTS}{copied.id}/", f"{copied.name!r}: {WHY}") for copied in list_unfollowed(self._handle)
             ]
-        return Traces(self._handle.get_known_state().name, objects, size, tuple(found_traces), self._make_facts())
+        name, size = self._handle.get_known_state().name, sum(entry.bytes for entry in entries)
+        return Traces(name, len(entries), size, tuple(found_traces), self._make_facts())
 
     def _make_facts(self) -> dict[str, Any]:
         """Return the data of a report about the location, the collection and its erasures."""
@@ -239,12 +232,10 @@ class _Search:
             return Trace(key, "a repair of the log put it aside, and no command deletes it: read it, then delete it")
         seqno, collection = _parse_key(key)
         is_since = self._knows_all_erasures(key, collection) or key in self._pages
-        if seqno is not None and seqno < self._erased_at and not is_since:
-            is_ours = collection is None or collection in self._family or collection not in self._state.entries
-            if is_ours:
-                return Trace(
-                    key, OLD, _to_datetime(self._ages.estimate_old_at_s(self._erased_at, self._ages.erase_after_s))
-                )
+        is_of_another = collection is not None and self._is_of_another(collection)
+        if seqno is not None and seqno < self._erased_at and not is_since and not is_of_another:
+            old_at_s = self._ages.estimate_old_at_s(self._erased_at, self._ages.erase_after_s)
+            return Trace(key, OLD, _to_datetime(old_at_s))
         if seqno is None and not self._texts:
             return None
         data = self._blob.get(key)
@@ -263,14 +254,14 @@ class _Search:
         """Search a part for erased rows; return a trace or None."""
         key, collection = entry.key, get_second_part(entry.key)
         is_named = key in self._named
-        if is_table_key(key, collection or ""):
-            contents = self._family.get(collection or "")
+        if is_table_key(key, collection):
+            contents = self._family.get(collection)
             if contents is not None and self._erased_at and not contents.published:
                 return Trace(key, "it belongs to a published table that was given up: erase again")
             return self._find_texts(entry)
         if not key.endswith(".parquet"):
-            is_of_another = collection not in self._family and collection in self._state.entries
-            return self._find_texts(entry) if is_named or is_of_another else self._explain_wait(entry, None)
+            is_needed = is_named or self._is_of_another(collection)
+            return self._find_texts(entry) if is_needed else self._explain_wait(entry, None)
         is_ours = collection in self._family
         is_dropped = collection not in self._state.entries
         if not (is_ours or is_dropped or self._texts):
@@ -287,6 +278,10 @@ class _Search:
             return self._explain_wait(entry, rows) if rows or (is_dropped and self._erased_at) else None
         return Trace(key, "it has such texts", None, rows) if rows else None
 
+    def _is_of_another(self, collection: str) -> bool:
+        """Return whether a collection exists that shares no records with the searched one."""
+        return collection not in self._family and collection in self._state.entries
+
     def _find_texts(self, entry: BlobEntry) -> Trace | None:
         """Search a file that is not a part for texts; return a trace or None."""
         data = self._blob.get(entry.key) if self._texts else None
@@ -296,7 +291,7 @@ class _Search:
     def _explain_wait(self, entry: BlobEntry, rows: int | None) -> Trace:
         """Return a trace with the reason why an unreferenced blob still exists."""
         control = self._state.control
-        dropped: Dropped | None = self._dropped.get(entry.key) or self._gone.get(get_second_part(entry.key) or "")
+        dropped: Dropped | None = self._dropped.get(entry.key) or self._gone.get(get_second_part(entry.key))
         if dropped is None:
             until_s = entry.modified_s + self._ages.policies.get_orphan_grace_s(parse_upload_seqno(entry.key) or 0)
             return Trace(entry.key, "nothing names it; gc deletes it then", _to_datetime(until_s), rows)
@@ -338,16 +333,10 @@ def _to_datetime(seconds: float) -> datetime:
 
 def _parse_key(key: str) -> tuple[int | None, str | None]:
     """Return the seqno and the collection in an object's key; None for what the key lacks."""
-    if key.startswith(LOG):
-        return parse_record_seqno(key), None
-    if key.startswith(CHECKPOINTS):
-        return parse_checkpoint_seqno(key), None
-    if key.startswith(DIRECTORIES):
-        pages = parse_pages_seqno(key)
-        return parse_directory_seqno(key) if pages is None else pages, None
-    if key.startswith(STATES):
-        return parse_state_seqno(key), parse_state_collection(key)
-    return (parse_upload_seqno(key), key.split("/")[1]) if key.startswith(LISTS) else (None, None)
+    if key.startswith(LISTS):
+        return parse_upload_seqno(key), get_second_part(key)
+    seqnos = (parse(key) for parse in _PARSERS)
+    return next((seqno for seqno in seqnos if seqno is not None), None), parse_state_collection(key)
 
 
 def _unpack_avro(data: bytes) -> bytes:

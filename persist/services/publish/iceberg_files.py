@@ -211,6 +211,7 @@ def make_name_mapping(schema: CollectionSchema) -> list[dict[str, Any]]:
         return {"field-id": _get_field_id(field), "names": [field.name], **({"fields": inside} if inside else {})}
 
     def inner_names(kind: pa.DataType) -> list[dict[str, Any]]:
+        """Return the mapping of a type's inner fields."""
         if not pt.is_nested(kind):
             return []
         named = ["key", "value"] if pt.is_map(kind) else None if pt.is_struct(kind) else ["element"]
@@ -440,9 +441,6 @@ class _Output:
 
     def __len__(self) -> int:
         return len(self.value)
-
-    def exists(self) -> bool:
-        return False
 
     def create(self, overwrite: bool = False) -> "_Stream":
         return _Stream(self)

@@ -283,6 +283,7 @@ def _remove_table(handle: CollectionHandle, name: str) -> bool:
     writer = handle.engine.writer("unpublish")
 
     def try_remove() -> bool:
+        """Remove the table; return False if it is not published."""
         contents = handle.contents()
         publication = contents.published.get(name)
         if publication is None:

@@ -123,7 +123,11 @@ def test_what_is_committed_while_an_erasure_is_planned_leaves_nothing_behind_its
         store: Any = _Beside(blob, [lambda: act(x, other)])
         with persist.open(store, clock=blob.clock, settings=tuned(background=False)) as eraser:
             wanted: dict[str, Any] = {"keys": [1]} if where is None else {"where": where}
+            began_ms, by = blob.clock.wall_ms(), eraser.engine.writer("erase").committer.writer_name
             eraser.load("x").erase(**wanted, reason="request 1")
+        told = {(each.number, each.by, each.reason) for each in other.load("x").erasures()}
+        assert told == {(number, by, "request 1") for number in range(1, len(told) + 1)}
+        assert {each.at_ms for each in other.load("x").erasures()} <= {began_ms}
         names = [name for name in other.engine.names() if not name.startswith(".")]
         assert store.records == (act is not forgotten), "one record erases all from before it"
         assert not any(rows_left(other, name) for name in names)
@@ -172,3 +176,32 @@ def test_a_writer_that_goes_on_with_large_parts_holds_no_erasure_up(often: int) 
             eraser.load("x").erase([1], reason="request 1")
         assert (acts, store.records) == ([], 1)
         assert not rows_left(other, "x")
+
+
+def test_parts_that_waited_too_long_for_the_record_are_made_anew() -> None:
+    blob = DatedBlob(ImpatientClock())
+    settings = {"inline_bytes": 0, "keyframe_rows_min": 1}
+    with opened(blob, **settings) as other:
+        x = other.create_or_load("x", key={"id": int}, value={"v": str})
+        x.write([ADA, BOB]).result()
+        x.compact()
+        uploads: list[str] = []
+
+        def wait() -> None:
+            uploads.extend(entry.key for entry in blob.list("part/"))
+            for number in range(3):
+                with opened(blob, **settings) as third:
+                    third.load("x").write([(100 + number, "eve")]).result()
+                    third.gc()
+                blob.clock.sleep(100_000)
+            with opened(blob, **settings) as third:
+                third.gc()
+            assert len([*blob.list("part/")]) < len(uploads), "the upload was collected"
+
+        store: Any = _Beside(blob, [wait])
+        with persist.open(store, clock=blob.clock, settings=tuned(background=False, **settings)) as eraser:
+            assert eraser.load("x").erase([1], reason="request 1").updates == 1
+        assert store.records == 1
+        assert not rows_left(other, "x")
+        assert len(rows_left(other, "x", key=2)) >= 1
+        assert not other.fsck(deep=True).problems

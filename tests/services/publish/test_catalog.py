@@ -17,14 +17,16 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import BadRequestError, NoSuchTableError, UnauthorizedError
 
 import persist
+from persist.core.errors import AsOfNotSealed, Superseded
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT_MIN
 from persist.services.publish import IcebergCatalog
-from persist.services.publish.catalog import PIN_S, to_identifier
+from persist.services.publish.catalog import NotListed, to_identifier
 from persist.services.serve.iceberg import BODY_BYTES_MAX, serve_catalog
 from persist.tools.cli.main import main
 from tests.services.publish.readers import CONNECTED_DUCKDB
 from tests.services.publish.test_delta import SETTINGS
+from tests.support.clocks import ImpatientClock
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 
@@ -177,27 +179,6 @@ def test_times_that_are_moments_are_found_by_timestamp(client: persist.Client, c
         assert len(rows_of(table, snapshot_id=found.snapshot_id)) == at + 1
 
 
-def test_a_pin_goes_with_its_tag_and_a_requested_time_after_a_day(client: persist.Client, catalog: Catalog) -> None:
-    c = orders(client)
-    c.tag("start", 0)
-    c.write([((1, "new"), 1, -1)], seal=2).result()
-    c.write([((2, "new"), 2, -1)], seal=3).result()
-    catalog.load_table("main.orders")
-    catalog.load_table("main.orders@1")
-    assert [*c.handle.contents().pins] == [0, 1]
-    c.untag("start").result()
-    catalog.load_table("main.orders")
-    assert [*c.handle.contents().pins] == [1]
-    assert c.published()[0].table == "iceberg"
-    assert len(c.published()) == 1
-    until_ms = int(c.handle.contents().pins[1].options["until_ms"])
-    assert 0 < until_ms - client.engine.clock.wall_ms() <= PIN_S * 1000
-    assert c.unpublish("iceberg")
-    assert c.handle.contents().published == {}
-    client.gc()
-    assert client.fsck(deep=True).is_clean
-
-
 def test_a_tag_that_goes_meanwhile_is_not_pinned(client: persist.Client) -> None:
     c = orders(client)
     c.tag("start", 0)
@@ -208,16 +189,6 @@ def test_a_tag_that_goes_meanwhile_is_not_pinned(client: persist.Client) -> None
     c.allow_compaction(1).result()
     c.compact()
     assert not IcebergCatalog(client, 0.0)._pin(c.handle, tagged, None).pins
-
-
-def test_a_pin_takes_no_ids_of_new_rows(client: persist.Client) -> None:
-    c = orders(client)
-    c.tag("start", 0)
-    c.write([((1, "new"), 1, -1)], seal=2).result()
-    with serve_catalog(client, "127.0.0.1:0", token=None, insecure=False, format_version=3) as url:
-        pin, newest = call(url, "GET", "/v1/namespaces/main/tables/orders")[2]["metadata"]["snapshots"]
-    assert (pin["summary"]["persist.as_of"], pin["first-row-id"], pin["added-rows"]) == ("0", 0, 0)
-    assert newest["added-rows"] >= 99
 
 
 def test_an_erasure_takes_pins_and_the_next_load_shows_what_stays(client: persist.Client, catalog: Catalog) -> None:
@@ -252,21 +223,52 @@ def test_a_requested_time_is_served_within_the_interval_of_publications(client: 
         assert rows_of(catalog.load_table("main.orders@latest")) == snapshot_rows(c, 2)
 
 
-def test_requested_times_leave_room_for_tags(
-    client: persist.Client, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_are_pinned_within_bounds_and_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("persist.services.publish.catalog.REQUESTED_MAX", 2)
-    c = orders(client)
-    for time in range(1, 6):
-        c.write([((time, "new"), time, -1)], seal=time + 1).result()
-    for time in (0, 1):
-        catalog.load_table(f"main.orders@{time}")
-    with pytest.raises(BadRequestError, match=r"2 of 2 requested times of .* are pinned already"):
-        catalog.load_table("main.orders@2")
-    c.tag("three", 3)
-    at = catalog.load_table("main.orders").snapshot_by_name("three")
-    assert at is not None
-    assert at.summary["persist.as_of"] == "3"
+    monkeypatch.setattr("persist.services.publish.catalog.PINS_MAX", 4)
+    clock = ImpatientClock()
+    with persist.open(tmp_path, settings=SETTINGS, clock=clock) as client:
+        c, catalog = orders(client), IcebergCatalog(client, 0.0)
+
+        def load(table: str = "orders") -> list[int]:
+            catalog.load(("main",), table)
+            return sorted(c.handle.contents().pins)
+
+        for time in range(1, 10):
+            c.write([((time, "new"), time, -1)], seal=time + 1).result()
+        with monkeypatch.context() as patch:
+            patch.setattr("persist.services.publish.catalog.PINNING_S", -1.0)
+            c.tag("nine", 9)
+            c.tag("two", 2)
+            assert load() == [], "another load pins it"
+        c.untag("two").result()
+        assert load("orders@0") == [0]
+        assert load("orders@1") == [0, 1]
+        assert load("orders@0") == [0, 1], "it is pinned already"
+        until_ms = clock.wall_ms() + 24 * 3600 * 1000
+        assert [pin.options["until_ms"] for pin in c.handle.contents().pins.values()] == [f"{until_ms}"] * 2
+        full = r"^2 of 2 requested times of 'orders', and {} of 4 times in all, are pinned already: read one of these$"
+        with pytest.raises(persist.InvalidUsage, match=full.format(2)):
+            load("orders@2")
+        for time in (3, 4, 5, 6):
+            c.tag(f"at {time}", time)
+        assert load() == [0, 1, 5, 6], "tags of the newest times"
+        assert load("orders@9") == load("orders@5") == [0, 1, 5, 6]
+        monkeypatch.setattr("persist.services.publish.catalog.REQUESTED_MAX", 3)
+        with pytest.raises(persist.InvalidUsage, match=full.format(4).replace("of 2 r", "of 3 r")):
+            load("orders@2")
+        with pytest.raises(AsOfNotSealed):
+            load("orders@10")
+        clock.sleep((until_ms - clock.wall_ms()) / 1000)
+        assert load("orders@0") == [0, 1, 5, 6], "until then, and no longer"
+        clock.sleep(0.01)
+        assert load("orders@0") == [0, 4, 5, 6], "what is asked for stays"
+        c.untag("at 5").result()
+        assert load() == [3, 4, 6]
+        assert [(table.table, table.as_of) for table in c.published()] == [("iceberg", 9)]
+        assert c.unpublish("iceberg")
+        assert c.handle.contents().published == {}
+        assert client.fsck(deep=True).is_clean
 
 
 def test_a_table_that_cannot_be_published_is_listed_with_the_reason(client: persist.Client, catalog: Catalog) -> None:
@@ -307,6 +309,42 @@ def test_what_is_not_there_and_what_writes_is_refused_by_the_protocols_errors(
         assert call(url, "GET", f"{table}@0", **foreign)[0] == 403  # type: ignore[arg-type]
     assert client.load("orders").published() == []
     assert client.collections() == ["orders"]
+
+
+def test_what_cannot_be_served_is_refused_with_its_reason(client: persist.Client, monkeypatch: Any) -> None:
+    c, catalog, main = orders(client), IcebergCatalog(client, 0.0), ("main",)
+    c.publish("delta")
+    with pytest.raises(persist.InvalidUsage, match=r"^the table has no such snapshot any more: load the table again$"):
+        catalog.plan(main, "orders", {})
+    c.write([((1, "new"), 1, -1)], seal=2).result()
+    newest = catalog.load(main, "orders").metadata["current-snapshot-id"]
+    assert catalog.plan(main, "orders", {"snapshot-id": newest}) == catalog.plan(main, "orders@1", {})
+    for name, request in (("orders@0", {}), ("orders", {"snapshot-id": newest + 1})):
+        with pytest.raises(persist.InvalidUsage, match="no such snapshot any more"):
+            catalog.plan(main, name, request)
+    pinned = catalog.load(main, "orders@0").metadata["current-snapshot-id"]
+    plans = [catalog.plan(main, "orders", {"snapshot-id": pinned}), catalog.plan(main, "orders@0", {})]
+    assert plans[0] == plans[1] != catalog.plan(main, "orders", {})
+    for request in ({"start-snapshot-id": 1}, {"end-snapshot-id": 1}, {"start-snapshot-id": 1, "end-snapshot-id": 2}):
+        with pytest.raises(persist.InvalidUsage, match=r"^(plans of the changes|the request for a plan is malformed)"):
+            catalog.plan(main, "orders", request)
+    request = {"filter": {"type": "lt", "term": "id", "value": 5}}
+    size = len(json.dumps(request["filter"]))
+    monkeypatch.setattr("persist.services.publish.catalog.RESIDUAL_BYTES_MAX", size)
+    assert len(catalog.plan(main, "orders", request)["file-scan-tasks"]) == 1
+    monkeypatch.setattr("persist.services.publish.catalog.RESIDUAL_BYTES_MAX", size - 1)
+    with pytest.raises(persist.InvalidUsage, match=r"^the filter is too long for so many files: plan the scan in the"):
+        catalog.plan(main, "orders", request)
+    assert len(catalog.plan(main, "orders", {})["file-scan-tasks"]) == 1
+    with pytest.raises(NotListed, match=r"^there is no table 'main\.none'$"):
+        catalog.check(main, "none")
+    with pytest.raises(NotListed, match=r"^there is no namespace 'a\.b'$"):
+        catalog.tables(("a", "b"))
+    catalog.check(main, "orders@7")
+    monkeypatch.setattr("persist.services.publish.catalog.LOCK_S", 0.01)
+    with catalog._slots["orders"].lock, pytest.raises(Superseded, match="'orders' is being published: load it again"):
+        catalog.load(main, "orders")
+    assert catalog.load(main, "orders").metadata["current-snapshot-id"] == newest
 
 
 def test_an_unchanged_table_answers_304(client: persist.Client, url: str) -> None:

@@ -49,17 +49,6 @@ def test_parts_without_field_ids_are_read_by_a_mapping_of_names(client: persist.
     assert sorted(by_pyiceberg(made.url)["id"].to_pylist()) == list(range(100))
 
 
-UNKNOWN = [pa.uint8(), pa.float16(), pa.duration("us"), pa.timestamp("ns"), pa.time32("s")]
-
-
-@pytest.mark.parametrize("kind", UNKNOWN, ids=str)
-def test_a_type_that_iceberg_has_not_is_refused(client: persist.Client, kind: pa.DataType) -> None:
-    c = client.create_or_load("c", key={"k": int}, value={"odd": kind})
-    c.seal(1).result()
-    with pytest.raises(persist.InvalidUsage, match=r"column 'odd' of type .* Publish a view"):
-        c.publish("iceberg")
-
-
 def test_a_location_in_memory_is_refused() -> None:
     with persist.open("memory://published") as client:
         c = client.create_or_load("c", key={"k": int}, value=None)

@@ -22,7 +22,7 @@ import persist
 from persist.services.serve.iceberg import serve_catalog
 from tests.services.publish.readers import by_pyiceberg, iceberg_reader, same_rows
 from tests.services.publish.test_catalog import rows_of
-from tests.services.publish.test_delta import SETTINGS, client, orders, random_steps
+from tests.services.publish.test_delta import SETTINGS, client, orders
 from tests.services.publish.test_iceberg import Read
 
 __all__ = ["client"]  # The fixture.
@@ -157,15 +157,6 @@ def test_nanoseconds_are_read_whole(client: persist.Client, zone: str | None) ->
     assert names[1] == ("timestamp_ns" if zone is None else "timestamptz_ns")
     read = by_pyiceberg(url)
     assert read["at"].cast(pa.int64()).to_pylist() == moments
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", range(2))
-def test_random_versions_equal_their_snapshots(client: persist.Client, seed: int) -> None:
-    c = orders(client, 300)
-    c.publish("iceberg", format_version=3)
-    for as_of in random_steps(client, c, seed):
-        assert same_rows(by_pyiceberg(c.publish("iceberg", as_of=as_of).url), c, as_of) >= 0
 
 
 @pytest.mark.parametrize("planning", ["client", "server"])

@@ -14,7 +14,6 @@ from persist.tools.cli.main import main
 from tests.services.publish.readers import by_polars, by_pyiceberg, same_rows
 from tests.services.publish.rest_catalog import ENDPOINTS, TOGETHER, served
 from tests.services.publish.test_delta import SETTINGS, client, orders
-from tests.support.clocks import ImpatientClock
 from tests.support.stepped import Stepped
 
 __all__ = ["client"]  # The fixture.
@@ -44,34 +43,6 @@ def test_a_table_follows_seals_in_maintenance_by_any_client(client: persist.Clie
     gone(c, 3)
     client.maintain()
     assert [made.as_of for made in c.published()] == [2], "it does not follow any more"
-
-
-def test_a_table_follows_keyframes(client: persist.Client) -> None:
-    c = orders(client, 50)
-    c.publish("delta", every="keyframe")
-    for time in range(1, 4):
-        gone(c, time)
-    client.maintain()
-    c.compact()
-    client.maintain()
-    [made] = c.published()
-    assert made.as_of == max(keyframe.as_of for keyframe in c.handle.contents().keyframes) > 0
-    assert same_rows(by_polars(made.url), c, made.as_of) == made.rows
-
-
-def test_a_table_gets_a_version_after_a_span(tmp_path: Path) -> None:
-    import time
-
-    clock = ImpatientClock(time.time())
-    with persist.open(tmp_path / "location", settings=SETTINGS, clock=clock) as client:
-        c = orders(client, 50)
-        c.publish("delta", every="10 minutes")
-        gone(c, 1)
-        client.maintain()
-        assert [made.as_of for made in c.published()] == [0]
-        clock.sleep(660)
-        client.maintain()
-        assert [made.as_of for made in c.published()] == [1]
 
 
 @pytest.mark.parametrize("every", ["", "often", "0 minutes", "10 weeks", 5])
@@ -246,6 +217,42 @@ def test_a_catalog_that_is_down_in_the_middle_hears_of_it_from_the_next(
     assert len(catalog.load_table("shop.orders").scan().to_arrow()) == 50, "the version before is whole"
     assert c.publish("iceberg", catalog=catalog, identifier="shop.orders").version == 2
     assert len(catalog.load_table("shop.orders").scan().to_arrow()) == 48
+
+
+def test_a_catalog_gets_the_whole_change_of_a_version(client: persist.Client, catalog: Failing) -> None:
+    c = orders(client, 50)
+    asked: list[tuple[Any, Any]] = []
+    commit = catalog._catalog.commit_table
+
+    def note(table: Any, required: Any, changes: Any) -> Any:
+        asked.append(([each.model_dump(mode="json", by_alias=True) for each in required], [*changes]))
+        return commit(table, required, changes)
+
+    catalog._catalog.commit_table = note
+    c.publish("iceberg", catalog=catalog, identifier="shop.orders")
+    first = catalog.load_table("shop.orders").current_snapshot().snapshot_id
+    assert asked == [], "it is registered with its metadata"
+    gone(c, 1)
+    c.evolve(rename={"status": "state"})
+    c.publish("iceberg", catalog=catalog, identifier="shop.orders")
+    table = catalog.load_table("shop.orders")
+    [(required, changes)] = asked
+    [second] = table.metadata.snapshots
+    assert required == [
+        {"type": "assert-table-uuid", "uuid": str(table.metadata.table_uuid)},
+        {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": first},
+    ]
+    assert [each.action for each in changes] == [
+        "add-schema", "set-current-schema", "add-snapshot", "set-snapshot-ref", "set-properties", "remove-snapshots",
+    ]  # fmt: skip
+    assert (changes[2].snapshot.parent_snapshot_id, changes[-1].snapshot_ids) == (first, [first])
+    assert (changes[3].ref_name, changes[3].type, changes[3].snapshot_id) == ("main", "branch", second.snapshot_id)
+    assert (changes[0].schema_.schema_id, changes[1].schema_id, table.metadata.current_schema_id) == (2, 2, 2)
+    assert c.publish("iceberg", catalog=catalog, identifier="shop.orders").is_new is False
+    assert len(asked) == 1, "it has this version"
+    gone(client.load("orders"), 2)
+    c.publish("iceberg", catalog=catalog, identifier="shop.orders")
+    assert [each.action for each in asked[1][1]] == [each.action for each in changes[2:]], "it has the schema"
 
 
 def test_a_table_of_somebody_else_in_a_catalog_is_left_alone(client: persist.Client, catalog: Failing) -> None:
