@@ -134,7 +134,7 @@ ROOMS = {
     "engine/read": [
         "tests/engine/read",
         *(f"tests/core/keyed/test_{what}.py" for what in ("keyed", "order", "purging", "upserts", "way_back")),
-        *(f"tests/api/test_{what}.py" for what in ("as_of_join", "together")),
+        *(f"tests/api/test_{what}.py" for what in ("as_of_join", "together", "small_library")),
         *(f"tests/core/test_{what}.py" for what in ("shown", "table")),
         *(f"tests/engine/test_{what}.py" for what in ("evolve_narrower", "replacing")),
         "tests/connect/test_exchange.py",
