@@ -648,7 +648,8 @@ def test_checkpoints_are_made_again_before_bad_ones_go(makes_one: bool) -> None:
     planned = [(step.action, step.blob, step.why) for step in repair.plan()]
     made = "what the log says up to seqno 7"
     gone = [("delete", key, "it cannot be used, and a newer or equal one can") for key in (other, sound)]
-    *objects, last = planned[: -len(gone)] or [None]
+    first: list[Any] = planned[: -len(gone)] or [None]
+    *objects, last = first
     assert planned[-len(gone) :] == sorted(gone, key=lambda step: step[1])
     assert last == (("replace", own, made) if makes_one else None)
     assert [(action, key[:39], why) for action, key, why in objects] == [
