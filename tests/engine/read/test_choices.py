@@ -25,6 +25,7 @@ from persist.core.log.fields import KeyedForm, MachineForm
 from persist.engine.read.following.changes import Transitions, UpsertEvents, _order_by_time, slice_by_time
 from persist.engine.read.keyed import resolution
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key
+from persist.engine.read.lookups import matching
 from persist.engine.read.lookups.lookup import (
     PART_BYTES_MAX,
     Lookup,
@@ -481,6 +482,24 @@ def test_partial_sums_are_added_up_when_they_are_more_than_a_limit(monkeypatch: 
     assert dict(zip(*sums.merge().result().to_pydict().values(), strict=True)) == {
         0: 3, 1: 2, 2: 4, 3: 1, **dict.fromkeys(range(8, 12), 2), 12: 1,
     }  # fmt: skip
+
+
+def test_a_bulk_look_up_fetches_row_groups_together_up_to_a_gap_and_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [(0, 100), (100, 200), (251, 300), (350, 400), (400, 500), (500, 502)]
+    index = type("", (), {"groups": [Group(10 * at, 10, *ends) for at, ends in enumerate(places)]})
+    monkeypatch.setattr(PartReader, "index", lambda *_: index)
+    monkeypatch.setattr(matching, "WHOLE_BYTES_MAX", 50)
+    monkeypatch.setattr(matching, "FETCH_BYTES", 250)
+    small, large, inline = (
+        msgspec.structs.replace(PART, blob=blob, inline=b"" if blob else b"x", bytes=size, rows=60)
+        for blob, size in (("part/a", 50), ("part/b", 51), ("", 99))
+    )
+    search = matching._Search(scan(small, large, inline, base=(large, small)), [], None, PartReader(MemoryBlob()))
+    runs = [[0, 1], [2, 3, 4], [5]]
+    of_base = [(large, True, run) for run in runs] + [(small, True, ())]
+    assert [(piece.part, piece.is_base, piece.groups) for piece in search.iterate_pieces()] == [
+        *of_base, (small, False, ()), *((large, False, run) for run in runs), (inline, False, ()),
+    ]  # fmt: skip
 
 
 def test_a_small_share_of_decoded_rows_is_copied() -> None:
