@@ -59,6 +59,7 @@ def test_each_column_of_csv_has_the_first_type_that_fits_all_its_texts(make: Any
             f"utf-8. {MEND}",
         ),
         (b"a\n1.5\n1e400\n", "f.csv: line 3: column 'a' has the number 1e400"),
+        (b"a\n1.5\n" + b"1" * 39, f"f.csv: line 3: column 'a' has the number {'1' * 39}"),
     ]:
         with pytest.raises(persist.InvalidUsage) as caught:
             infer_types(make("csv", data))
