@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.compute.tasks.stream_hold import Position
 from persist.connect.egress.feed import HASHES, SHARES_MAX, compute_bounds
 from persist.connect.egress.sink import Leaving, Piece, Reached, build_sink_name
 
@@ -26,15 +27,14 @@ AT = Reached("following", 4, 9, None, 2)
     ],
 )  # fmt: skip
 def test_a_position_is_stored_as_json_and_says_what_its_hold_keeps(
-    reached: Reached, written: str, position: tuple[Any, ...]
+    reached: Reached, written: str, position: tuple[int | None, int | None, int | None]
 ) -> None:
     assert (reached.to_json(), Reached.of(written, "it"), Reached.of(written.encode(), "it")) == (
         written,
         reached,
         reached,
     )
-    held = reached.position("h")
-    assert held == type(held)(*position, "h")
+    assert reached.position("h") == Position(*position, "h")
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_members_that_no_column_takes_and_columns_that_rows_lack_are_found() -> 
     )
     whole = '{"id": 1, "s": {"a": 1}, "l": null}'
     more, less = '{"id": 1, "x.y": 2, "s": {"a": 1, "c": 2}, "l": [{"b": 1}, {"d": 2}]}', '{"s": [], "id": null}'
-    for form, table, texts, found in [
+    cases: list[Any] = [
         ("json", None, [whole, more, more, less, "[1]", "{", None], ({'"x.y"', "s.c", "l.element.d"}, {"l"})),
         ("json", None, [whole, '{"schema": {}, "payload": {"id": 1, "z": 2}}'], ({"z"}, {"s", "l"})),
         ("json", None, ["[1]"], (set(), set())),
@@ -239,7 +239,8 @@ def test_members_that_no_column_takes_and_columns_that_rows_lack_are_found() -> 
         ("maxwell", "d.t", [f'{{"database": "d", "table": "t", "data": {less}}}',
                             f'{{"database": "d", "table": "u", "data": {more}}}'], (set(), {"l"})),
         ("canal", None, [f'{{"data": [{less}, {more}]}}'], ({'"x.y"', "s.c", "l.element.d"}, {"l"})),
-    ]:  # fmt: skip
+    ]  # fmt: skip
+    for form, table, texts, found in cases:
         route = Route(topic="t", collection="c", format=form, table=table)
         messages = pa.chunked_array(
             [pa.array([None if text is None else text.encode() for text in texts], pa.binary())]
