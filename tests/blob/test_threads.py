@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -121,6 +122,8 @@ def test_threads_start_when_all_are_busy_up_to_their_number_and_end_when_closed(
         assert not is_slow or go.wait(WAIT_S)
         return done.release
 
+    of_crew = [one for one in weakref.finalize._registry if (one.peek() or [None])[0] is crew]  # type: ignore[attr-defined]
+    assert [one.atexit for one in of_crew] == [False], "jobs of other threads may come at the end of the process"
     assert not crew.are_alive
     for _ in range(3):  # The report comes when the thread is free again.
         assert crew.submit(partial(job, False))
