@@ -24,7 +24,7 @@ from persist.connect.ingest.mysql.server import (
     to_arrow_type,
     to_column,
 )  # fmt: skip
-from persist.connect.ingest.mysql.stream import _read_events, follow_transaction
+from persist.connect.ingest.mysql.stream import BinlogPosition, BinlogStream, _read_events, follow_transaction
 
 T = ("shop", "t")
 LACKS = "changes rows that are not in the log"
@@ -440,3 +440,17 @@ def test_values_go_into_columns_or_are_refused_by_name() -> None:
         assert str(caught.value).startswith(f"a value of t.c is not of type {kind}: {why}")
         assert str(caught.value).endswith('. Leave the column out, by exclude = ["t.c"]; a collection that is there is '
                                           "renamed first, and keeps its history")  # fmt: skip
+
+
+def test_bytes_behind_are_those_after_the_position() -> None:
+    stream: Any = BinlogStream.__new__(BinlogStream)
+    stream._logs = [("log.1", 10), ("log.2", 20), ("log.3", 30), ("log.4", 40)]
+    for file, offset, behind in [
+        ("log.1", 10, 90),
+        ("log.2", 5, 85),
+        ("log.2", 25, 70),
+        ("log.4", 40, 0),
+        ("log.5", 0, 0),
+    ]:
+        stream._at = BinlogPosition("", file, offset)
+        assert stream._count_bytes_behind() == behind
