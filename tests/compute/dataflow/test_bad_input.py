@@ -125,7 +125,7 @@ MISUSED: list[tuple[Callable[[Any], object], str]] = [
      "iterate: the body returned None, and must return the stream of the next iteration"),
     (lambda x: x.a.map(), 'map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})'),
     (lambda x: x.a.map(3), "map: 3 is not a function"),
-    (lambda x: col(3), 'col(3): a column is called by its name, as in col("delay")'),
+    (lambda x: col(3), 'col(3): a column is called by its name, as in col("delay")'),  # type: ignore[arg-type]
     (lambda x: numbers(2)[1].persist("x", key=["k"]),
      "persist: times of this program have 2 dimensions, and those of a collection one. Take the "
      "updates of capture(), and write them with columns for the coordinates"),
