@@ -199,8 +199,7 @@ class ServedBlob:
         try:
             pieces = wire.call_action(self._connect(), self._token, "blob.get", body, self._timeout_s)
             head = msgspec.json.decode(next(pieces), type=BlobHead)
-            if head.failure is None and head.found:
-                value = b"".join(pieces)
+            value = b"".join(pieces)
         except (*wire.CALL_FAILED, StopIteration) as error:
             raise self._map_call_error(Unavailable, error) from error
         if head.failure is not None:

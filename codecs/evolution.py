@@ -353,10 +353,9 @@ def _list_required_ids(schema: CollectionSchema) -> list[int]:
 
 def _list_codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
     """Return name, version and columns of each side's codec."""
-    sides = ((side.codec_name, side.codec_version) for side in (schema.key, schema.value))
     return [
-        (*codec, [f.name for f in side.fields] if codec[0] else None)
-        for codec, side in zip(sides, (schema.key, schema.value), strict=True)
+        (side.codec_name, side.codec_version, side.names if side.codec_name else None)
+        for side in (schema.key, schema.value)
     ]
 
 

@@ -43,7 +43,7 @@ class LatencyHistogram:
         """Count one duration."""
         mantissa, exponent = math.frexp(seconds)  # seconds == mantissa * 2**exponent with 0.5 <= mantissa < 1
         bucket = (exponent - _EXPONENT_MIN) * BUCKETS_PER_OCTAVE + int((mantissa - 0.5) * 2 * BUCKETS_PER_OCTAVE)
-        self._buckets[0 if bucket < 0 or seconds <= 0 else min(bucket, BUCKETS - 1)] += 1
+        self._buckets[min(max(bucket, 0), BUCKETS - 1) if seconds > 0 else 0] += 1
         self.total += 1
         if seconds > self.max_s:
             self.max_s = seconds

@@ -229,8 +229,7 @@ def _replace_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[An
     if column.null_count == 0:
         return values
     valid = get_boolean_values(column.is_valid())
-    fill = values[int(np.argmax(valid))] if valid.any() else 0
-    return np.where(valid, values, np.asarray(fill, dtype=values.dtype))
+    return np.where(valid, values, values[int(np.argmax(valid))])  # If all are NULL, any value will do.
 
 
 def _split_byte_digits(column: pa.Array) -> Iterator[Bits | None]:

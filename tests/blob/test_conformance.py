@@ -147,7 +147,7 @@ def test_odd_characters_in_keys_are_kept_apart_and_listed_as_they_are(blob: Blob
 
 
 BAD_KEYS = ["", "/a", "a/", "a//b", ".", "a/../b", "a\nb", "a\0b", "a\x7fb", "\ud800", "x" * 201, ".tmp-a", "a/.tmp-a"]
-BAD_KEYS += ["/".join(["k" * 179] * 3 + ["k" * 180] * 2)]
+BAD_KEYS += ["../outside", "./a", "a/.", "..", "a\r\nHost: b", "/".join(["k" * 179] * 3 + ["k" * 180] * 2)]
 
 
 def test_keys_that_could_not_be_stored_everywhere_are_refused(blob: Blob) -> None:

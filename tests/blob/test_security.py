@@ -17,7 +17,6 @@ from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.retry import RetryBlob
 from persist.blob.protocol import Blob, delete_all
-from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob
 from persist.blob.stores.s3 import S3Blob, S3Options
 from persist.blob.url import open_blob
@@ -193,38 +192,6 @@ def test_a_listing_out_of_order_or_that_goes_round_is_refused() -> None:
         with pytest.raises(StoreMisconfigured, match="'a' after 'a'"):
             list(blob.list("", "a"))
         blob.close()
-
-
-ESCAPES = ["../outside", "a/../../outside", "/etc/passwd", "a//b", "./a", "a/.", "..", "a\0b", "a\r\nHost: b", "\ud800"]
-
-
-@pytest.mark.thorough(except_every=3)
-@pytest.mark.parametrize("key", ESCAPES)
-@pytest.mark.parametrize("kind", ["folder", "s3", "cached"])
-def test_a_key_that_could_escape_is_refused_by_every_call_before_anything_is_sent(
-    key: str, kind: str, tmp_path: Path
-) -> None:
-    with fake_s3() as server:
-        if kind == "folder":
-            blob: Blob = FileBlob(tmp_path / "location")
-        elif kind == "s3":
-            blob = client_of(server)
-        else:
-            blob = CachedBlob(client_of(server), folder=tmp_path / "cache", is_immutable=lambda key: True)
-        calls: list[Callable[[], object]] = [
-            lambda: blob.create(key, b""),
-            lambda: blob.set(key, b""),
-            lambda: blob.get(key),
-            lambda: blob.get(key, (0, 1)),
-            lambda: blob.delete(key),
-            lambda: delete_all(blob, ["fine", key]),
-        ]
-        for call in calls:
-            with pytest.raises(InvalidUsage, match="is not allowed"):
-                call()
-        assert server.requests == []
-        blob.close()
-    assert list(tmp_path.rglob("*")) == []
 
 
 def modes_in(folder: Path) -> dict[str, int]:

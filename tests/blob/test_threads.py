@@ -2,14 +2,25 @@
 
 import gc
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
 import pytest
 
-from persist.blob.threads import DaemonThreads, Pool
+from persist.blob.threads import DaemonThreads, Pool, SystemClock
 from tests.support.stepped import WAIT_S
+
+
+def test_the_clocks_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = list[float]()
+    for name, replaced in (("time_ns", lambda: 1_999_999), ("monotonic", lambda: 2.5), ("sleep", slept.append)):
+        monkeypatch.setattr(time, name, replaced)
+    clock = SystemClock()
+    clock.sleep(0.5)
+    assert (clock.wall_ms(), clock.monotonic_s(), slept) == (1, 2.5, [0.5])
 
 
 def test_a_crew_takes_jobs_beyond_its_threads_in_their_order() -> None:
@@ -111,6 +122,8 @@ def test_threads_start_when_all_are_busy_up_to_their_number_and_end_when_closed(
         assert not is_slow or go.wait(WAIT_S)
         return done.release
 
+    of_crew = [one for one in weakref.finalize._registry if (one.peek() or [None])[0] is crew]  # type: ignore[attr-defined]
+    assert [one.atexit for one in of_crew] == [False], "jobs of other threads may come at the end of the process"
     assert not crew.are_alive
     for _ in range(3):  # The report comes when the thread is free again.
         assert crew.submit(partial(job, False))

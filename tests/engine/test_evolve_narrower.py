@@ -55,6 +55,8 @@ def test_an_older_version_shows_each_time_whose_values_it_holds(numbers: persist
 def test_a_value_of_that_time_that_does_not_fit_is_an_error(numbers: persist.Collection) -> None:
     with pytest.raises(persist.errors.SchemaMismatch, match="'k' holds values that its type int32 of schema version 1"):
         numbers.snapshot(1, schema=1).to_arrow()
+    with pytest.raises(persist.errors.SchemaMismatch, match="'k' holds values that its type int32"):
+        numbers.snapshot(1, schema=1).digest()
     assert numbers.snapshot(1, columns=["w"], schema=1).to_arrow()["w"].to_pylist() == [7] * 4, "it was not asked for"
     fits = numbers.snapshot(1, where=pc.field("k") < 3, schema=1).to_arrow()
     assert sorted(fits["k"].to_pylist()) == [1, 2], "what a filter leaves out is not looked at"

@@ -142,10 +142,12 @@ class RowColumns:
         timeline = read_timeline(self.schema)
 
         def cast(piece: pa.ChunkedArray) -> pa.ChunkedArray:
-            if is_text and pat.is_binary(piece.type):
+            if is_text and not pat.is_integer(piece.type):
                 try:
                     return parse_column(piece, pa.int64())
                 except pa.ArrowException:
+                    if timeline is None:
+                        raise
                     piece = piece.cast(pa.string())
             if timeline is not None:
                 piece = timeline.convert_column(piece, self.time_column or "_time")

@@ -239,6 +239,6 @@ def _merge_types(first_type: pa.DataType, second_type: pa.DataType, path: str) -
     kinds = {first_type, second_type}
     if kinds == {pa.int64(), pa.float64()}:
         return pa.float64()
-    if all(pat.is_timestamp(kind) or pat.is_string(kind) for kind in kinds):
-        return pa.string() if pa.string() in kinds else pa.timestamp("ns")
+    if kinds == {pa.timestamp("s"), pa.string()}:
+        return pa.string()
     raise _TypesDiffer(path, first_type, second_type)

@@ -161,8 +161,7 @@ def maintain_once(client: "persist.Client", *, is_repeated: bool = False) -> dic
         done["collections compacted"] = client.engine.writer("maintain").compaction.sweep(destroys=not is_repeated)
     except persist.PersistError as error:
         failed = failed or error
-    garbage = client.gc()
-    done["blobs deleted"] = garbage.parts + garbage.lists + garbage.states + garbage.checkpoints + garbage.records
+    done["blobs deleted"] = client.gc().blobs
     if failed is not None:
         raise failed
     return done if any(done.values()) else {}

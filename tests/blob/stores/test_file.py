@@ -165,18 +165,6 @@ def test_whoever_finds_a_value_whose_writer_died_syncs_its_folder_once(
     assert calls == ["fsync log"] * 2
 
 
-def test_whoever_finds_a_value_whose_writer_has_synced_it_does_not_sync_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    FileBlob(tmp_path).create("log/1", b"value")
-    FileBlob(tmp_path).set("log/2", b"value")
-    calls = Calls(monkeypatch, tmp_path)
-
-    assert [FileBlob(tmp_path).get(key) for key in ("log/1", "log/2")] == [b"value"] * 2
-    assert not FileBlob(tmp_path).create("log/1", b"late")
-    assert calls == []
-
-
 @pytest.mark.parametrize("operation", ["create", "set"])
 def test_a_value_whose_folder_could_not_be_synced_keeps_its_second_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str

@@ -48,14 +48,6 @@ def test_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
     blob.close()
 
 
-def test_a_read_only_blob_sees_what_others_write_meanwhile(tmp_path: Path) -> None:
-    blob = open_blob(f"fsspec+file://{tmp_path}")
-    assert list(blob.list("")) == []
-    (tmp_path / "key").write_bytes(b"value")
-    assert [entry.key for entry in blob.list("")] == ["key"]
-    blob.close()
-
-
 def test_a_scheme_that_nobody_knows_is_refused() -> None:
     with pytest.raises(InvalidUsage, match="unknown scheme 'nonsense'"):
         open_blob("nonsense://user:password@host/path")

@@ -1,18 +1,13 @@
-"""What a store behind fsspec does with a web server, with one that is down, and with values sent in parts."""
+"""What a store behind fsspec does with servers that lie, and with values and options that do not fit."""
 
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob.errors import InvalidUsage, ReadOnlyStore, StoreMisconfigured
-from persist.blob.stores.file import FileBlob
+from persist.blob.errors import InvalidUsage, StoreMisconfigured
 from persist.blob.stores.fsspec import S3_PUT_BYTES_MAX, FsspecBlob
 from tests.support.clocks import ImpatientClock
 from tests.support.servers.hostile_s3 import MISREAD, HostileS3, Lie, hostile_s3, swapped
@@ -25,42 +20,6 @@ def s3fs_options(s3_options: dict[str, Any], **more: Any) -> dict[str, Any]:
         "client_kwargs": {"endpoint_url": s3_options["endpoint_url"], "region_name": s3_options["region"]},
         **more,
     }
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> FileBlob:
-    """A folder with a few values, odd names included."""
-    blob = FileBlob(tmp_path / "store", fsync=False)
-    for key in ("a/b", "a-b", "empty", "odd/a b%20+?#&=~é"):
-        blob.set(key, b"" if key == "empty" else f"value of {key}".encode())
-    return blob
-
-
-class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep the tests' output clean."""
-
-
-@pytest.fixture
-def http_url(folder: FileBlob) -> Iterator[str]:
-    """The folder, served over HTTP by a server without ranges."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=folder.url))
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def test_a_web_server_can_be_read_and_not_written_to(http_url: str, folder: FileBlob) -> None:
-    blob = FsspecBlob(http_url)
-
-    for entry in folder.list(""):
-        assert blob.get(entry.key) == folder.get(entry.key)
-    assert blob.get("no/such/key") is None
-    with pytest.raises(ReadOnlyStore, match="HTTPFileSystem has no atomic create"):
-        blob.create("a/new", b"")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from persist.blob.errors import Indeterminate, PersistError, StoreMisconfigured, Unavailable
+from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreMisconfigured, Unavailable
 from persist.blob.protocol import BlobEntry
 from persist.blob.stores.object_errors import ObjectErrorMap
 from persist.blob.stores.objects import NO_KEY, ObjectBlob, _make_predecessor
@@ -127,6 +127,23 @@ def test_what_an_answer_means(call: str, answers: list[Any], outcome: Any) -> No
         assert outcome[1] in str(raised.value)
         assert "s3cr3t" not in f"{raised.value}{raised.value.__cause__}"
     assert blob.answers == []
+
+
+@pytest.mark.parametrize("key", ["../outside", "/etc/passwd", "a//b", "a/.", "a\r\nHost: b", "\ud800"])
+def test_a_key_that_could_escape_and_a_forked_process_send_nothing(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = Scripted()
+    calls: list[Callable[[str], object]] = [
+        *(blob.get, blob.delete, lambda one: blob.get(one, (0, 1))),
+        *(lambda one: blob.set(one, b""), lambda one: blob.create(one, b"")),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidUsage, match="is not allowed"):
+            call(key)
+    monkeypatch.setattr(ObjectBlob, "_used_by", 1)
+    for call in (*calls, lambda one: [*blob.list(one)]):
+        with pytest.raises(InvalidUsage, match="this process was forked from one that had used a store in the cloud"):
+            call("fine")
+    assert blob.calls == []
 
 
 def test_requests_name_the_object_its_range_and_whether_it_must_be_new() -> None:

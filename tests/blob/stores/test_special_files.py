@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from persist.blob.errors import CorruptBlob, InvalidUsage, StoreMisconfigured
+from persist.blob.errors import CorruptBlob, StoreMisconfigured
 from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.retry import RetryBlob
@@ -90,22 +90,6 @@ def test_a_special_file_can_be_deleted(make: Callable[[Path], None], kind: str, 
     make(tmp_path / "key")
     blob.delete("key")
     assert not os.path.lexists(tmp_path / "key")
-
-
-def test_a_folder_at_a_key_is_damage_to_a_reader_and_keeps_a_value_from_being_made(tmp_path: Path) -> None:
-    blob = FileBlob(tmp_path)
-    (tmp_path / "log/2").mkdir(parents=True)
-
-    calls: list[Callable[[], object]] = [
-        lambda: blob.get("log/2"),
-        lambda: blob.get("log/2", (0, 9)),
-        lambda: blob.get_at_most("log/2", 9),
-    ]
-    for call in calls:
-        with pytest.raises(CorruptBlob, match=r"log/2 is a folder and no plain file: move it away"):
-            call()
-    with pytest.raises(InvalidUsage, match="'log/2' is a folder there"):
-        blob.create("log/2", b"mine")
 
 
 def test_of_a_file_larger_than_a_value_can_be_nothing_is_read(tmp_path: Path) -> None:

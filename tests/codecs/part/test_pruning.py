@@ -8,6 +8,7 @@ from operator import and_, or_
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -178,13 +179,6 @@ def test_a_part_is_left_out_in_the_clear_cases(filter: pc.Expression, expected: 
     assert kept(part, filter) is expected
 
 
-def test_a_part_with_nan_is_kept_where_nan_may_match() -> None:
-    part = part_of(i=[1, 2], f=[1.0, math.nan])
-    assert kept(part, FLOAT.is_nan())
-    assert kept(part, ~(FLOAT < 100.0))
-    assert kept(part, FLOAT != 1.0)
-
-
 def test_reductions_of_many_filters_keep_the_one_part_that_matches() -> None:
     parts = [part_of(i=[at * 10, at * 10 + 9]) for at in range(20)]
     wanted = reduce(or_, [INT == 35, INT == 120])
@@ -208,6 +202,8 @@ def test_groups_of_parts_hold_what_each_of_their_parts_may(monkeypatch: pytest.M
             asked.clear()
             assert select_matching_parts(parts, filter, SCHEMA) == [part]
             assert len(asked) <= 4, "groups were left out"
+    asked.clear()
+    assert select_matching_parts(parts, FLOAT == 1.0, SCHEMA) == asked == [], "all values are NULL"
 
 
 ZEROS = pa.table(
@@ -318,3 +314,15 @@ def test_ranges_of_floats_are_bounded_by_numbers_only(low: str, high: str | None
     schema = CollectionSchema.of({"f": pa.float64()}, None)
     bound = None if high is None else [high]
     assert select_matching_ranges([([low], bound)], pc.field("f") == at, schema, ["f"]) == [0] * may_match
+
+
+@pytest.mark.parametrize("stats", [[None, 20, 0], [10, None, 0], [None, None, 1], [None, None, 0]])
+def test_half_of_the_bounds_and_some_nulls_exclude_nothing(stats: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    part = msgspec.structs.replace(part_of(i=[10, 15, 20]), stats_json=msgspec.Raw(msgspec.json.encode({"i": stats})))
+    other = part_of(i=[1])
+    for group_max in (1, 2, 128):
+        monkeypatch.setattr(filters, "GROUP_MAX", group_max)
+        for filter in (INT == 15, INT == 99, INT.is_null()):
+            assert select_matching_parts([other, part], filter, SCHEMA) == [part]
+    nothing = msgspec.structs.replace(part, stats_json=msgspec.Raw(b'{"i":[null,null,3]}'))
+    assert [kept(nothing, filter) for filter in (INT == 15, INT.is_null())] == [False, True]

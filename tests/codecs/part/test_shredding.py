@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import duckdb
 import msgspec
@@ -264,3 +265,58 @@ def test_values_need_no_function_of_arrow() -> None:
     assert rewritten[0].equals((pc.field(name) == "x") & (pc.field("n") > 1))
     assert rewritten[1].names == [name]
     assert shredding.rewrite_filter(filter_, SCHEMA, ()) is None
+
+
+def test_paths_of_scalars_in_nine_of_ten_documents_are_common() -> None:
+    find = shredding._find_common_paths
+    share = [
+        {"all": n, "nine": n, "eight": n, "text": "x", "flag": True, "mixed": n, "in": {"er": {"most": n}}}
+        for n in range(10)
+    ]
+    del share[3]["nine"], share[3]["eight"], share[5]["eight"]
+    for n in (2, 4):
+        share[n]["mixed"] = "1"
+    documents = [json.dumps(document) for document in share]
+    assert find(documents) == [
+        *(('$."all"', True), ('$."nine"', True), ('$."text"', False), ('$."flag"', False), ('$."mixed"', False)),
+        ('$."in"."er"."most"', True),
+    ]
+    assert find([*documents[:9], "not json"]) == [path for path in find(documents) if "nine" not in path[0]]
+    assert find(['{"a":[1],"b":null,"":1,"c\\\\n":1,"d\\\\"":1}', "[]", "7"]) == find([]) == []
+    nested: dict[str, Any] = {"x": 1}
+    for _ in range(shredding._DEPTH_MAX - 1):
+        nested = {"x": nested}
+    assert len(find([json.dumps(nested)])) == 1
+    assert find([json.dumps({"x": nested})]) == []
+    for name, length in (("n", shredding._NAME_BYTES_MAX), ("é", shredding._NAME_BYTES_MAX // 2)):
+        assert len(find([json.dumps({name * length: 1})])) == 1
+        assert find([json.dumps({name * (length + 1): 1})]) == []
+    assert len(find([json.dumps({"t": "x" * shredding._TEXT_BYTES_MAX})])) == 1
+    assert find([json.dumps({"t": "x" * (shredding._TEXT_BYTES_MAX + 1)})]) == []
+    assert len(find([json.dumps({"t": "x" * (2 * shredding._TEXT_BYTES_MAX - 1)}), '{"t":"y"}'])) == 1
+    many = {f"n{n}": n for n in range(shredding.NAMES_MAX)}
+    assert find([json.dumps(many)]) == [(f'$."n{n}"', True) for n in range(shredding.PATHS_MAX)]
+    assert find([json.dumps(many | {"more": 1})]) == []
+
+
+@pytest.mark.parametrize("sign", ["<", "<=", "=", ">=", ">"])
+@pytest.mark.parametrize("kind", ["DOUBLE", *shredding._RANGES])
+@pytest.mark.parametrize("bound", ["3", "-3.0", "0"])
+def test_a_test_of_numbers_keeps_what_may_pass_and_little_more(kind: str, sign: str, bound: str) -> None:
+    passes = shredding._make_number_filter("x", f"{kind} {sign} {bound}")
+    assert passes is not None
+    at, half = float(bound), 0.0 if kind == "DOUBLE" else 0.5
+    values = [at - 2, at - 0.6, at - 0.4, at, at + 0.4, at + 0.6, at + 2, 1e300, -1e300, float("nan")]
+    kept = pa.table({"x": values}).filter(passes)["x"].to_pylist()
+
+    def may_pass(value: float) -> bool:
+        if value != value or (kind in shredding._RANGES and abs(value) > 2.0 ** shredding._RANGES[kind]):
+            return True
+        return not (value > at + half if sign in ("<", "<=", "=") else False) and not (
+            value < at - half if sign in (">", ">=", "=") else False
+        )
+
+    assert kept[:-1] == [value for value in values[:-1] if may_pass(value)]
+    assert len(kept) == len([value for value in values if may_pass(value)])
+    is_whole = kind != "DOUBLE"
+    assert (shredding._make_number_filter("x", f"{kind} {sign} {bound} document") is None) == is_whole

@@ -327,6 +327,7 @@ def test_what_is_over_is_forgotten_below_a_join(client: persist.Client) -> None:
         ("SELECT id FROM events WHERE n < _now() OR k = 'a'", "can be compared in WHERE only"),
         ("SELECT id FROM events WHERE NOT (n < _now())", "can be compared in WHERE only"),
         ("SELECT id FROM events WHERE n + _now() > 3", "can be compared in WHERE only"),
+        ("SELECT id FROM events WHERE 3 - _now() < n", "can be compared in WHERE only"),
         ("SELECT id FROM events WHERE _now() * 2 > n", "can be compared in WHERE only"),
         ("SELECT id FROM events WHERE _now() <> n", "can be compared in WHERE only"),
         ("SELECT e.id FROM events e LEFT JOIN events o ON e.n + o.n > _now()", "can be compared in WHERE only"),

@@ -40,7 +40,7 @@ def test_messages_of_the_log_are_parsed() -> None:
     columns = (Column("id", 23, -1, True), Column("v", 0xFFFFFFFF, 655366, False), Column("x", 25, 0, True))
     assert parse_relation(relation) == Relation(70_000, "public", "t", "d", columns)
     assert parse_relation(b"R\0\0\0\7\0t\0f\0\0") == Relation(7, "pg_catalog", "t", "f", ())
-    assert parse_begin(b"B" + struct.pack(">qqi", 1 << 40, 5, -2)) == (1 << 40, 946_684_800_000_005, 0xFFFFFFFE)
+    assert parse_begin(b"B" + struct.pack(">qqi", 1 << 40, 5, 7)) == (1 << 40, 946_684_800_000_005)
     assert parse_truncate(b"T" + struct.pack(">ibii", 2, 3, 7, 8)) == [7, 8]
     old, new = encode_row("1", None, ""), encode_row("2", "?", "é")
     for message, found in [
@@ -77,17 +77,19 @@ def test_types_of_the_catalog_become_those_of_arrow() -> None:
     catalog = TypeCatalog()
     catalog.slot = "s"
     attributes = [["a", 1, 23, -1, False, False], ["b", 2, 25, -1, True, False], ["c", 3, 901, -1, False, True],
-                  ["d", 4, 25, -1, True, True]]  # fmt: skip
+                  ["d", 4, 25, -1, True, True], ["e", 5, 25, -1, True, False]]  # fmt: skip
     cursor = Catalog(
         (900, 0, -1, 0, attributes, "pair"), (901, 1700, (5 << 16) + 2 + 4, 0, None, "money2"),
         (902, 0, -1, 900, None, "pair[]"),
         (903, 0, -1, 0, [["x", 1, 25, -1, True, False]], "empty"),
+        (904, 0, -1, 0, [["x", 2, 25, -1, False, False]], "old"),
     )  # fmt: skip
     catalog.load(cursor, [902, 900, 902])
     assert (cursor.arguments, catalog.names[902]) == (([900, 902], "s"), "pair[]")
     scalar, text = PgType(23, pa.int32()), PgType(25, pa.string())
     assert (catalog.make_type(23, -1), catalog.make_type(25, 7)) == (scalar, text)
     assert catalog.make_type(600, -1) == PgType(600, pa.string(), has_counterpart=False)
+    assert (catalog.make_type(1043, (5 << 16) + 4), catalog.make_type(904, -1).added) == (PgType(1043, pa.string()), 0)
     assert (TEXT.has_counterpart, catalog.make_type(903, -1).is_nested) == (False, False)
     amount = catalog.make_type(901, -1)
     assert (amount, catalog.make_type(901, (9 << 16) + 4)) == (
@@ -95,7 +97,7 @@ def test_types_of_the_catalog_become_those_of_arrow() -> None:
     )  # fmt: skip
     pair = catalog.make_type(900, -1)
     kind = pa.struct([("a", pa.int32()), ("c", pa.decimal128(5, 2))])
-    assert pair == PgType(900, kind, None, (("a", 1, scalar), ("c", 3, amount)), (2,), 4)
+    assert pair == PgType(900, kind, None, (("a", 1, scalar), ("c", 3, amount)), (2, 5), 4)
     many = catalog.make_type(902, -1)
     assert (many, many.is_nested, amount.is_nested) == (PgType(902, pa.list_(kind), pair), True, False)
     assert [*many.walk("v")] == [
@@ -110,12 +112,13 @@ def test_types_of_the_catalog_become_those_of_arrow() -> None:
     followed = Attributes(added={900: 3}).follow([many])
     assert followed == Attributes({900: {"a": 1, "c": 3}}, {900: 4})
     assert Attributes(added={900: 9}).follow([pair]).added == Attributes().follow([many], is_copy=True).added | {900: 9}
-    assert Attributes().follow([pair], is_copy=True).added == {900: 3}
+    assert Attributes().follow([pair, catalog.make_type(904, -1)], is_copy=True).added == {900: 5, 904: 2}
+    assert Attributes().follow([catalog.make_type(904, -1)]) == Attributes({904: {"x": 2}}, {904: 0})
     assert Attributes().follow([amount]) == Attributes()
-    assert followed.list_layouts([pair]) == {900: [(1, 2, 3), (1, 3)]}
-    assert Attributes(followed.numbers, {900: 0}).list_layouts([many]) == {
-        900: [(), (1,), (1, 2), (1,), (1, 2, 3), (1, 3)]
-    }
+    late = [(1, 2, 3), (1, 3), (1, 2, 3, 5), (1, 3, 5), (1, 2, 3), (1, 3)]
+    assert followed.list_layouts([pair]) == {900: late}
+    early = [(), (1,), (1, 2), (1,)]
+    assert Attributes(followed.numbers, {900: 0}).list_layouts([many]) == {900: early + late}
     full = PgType(900, kind, None, pair.attributes, tuple(range(4, 12)))
     assert len(Attributes(followed.numbers, {900: 99}).list_layouts([full])[900]) == 256
     full = PgType(900, kind, None, pair.attributes, tuple(range(4, 13)))
@@ -177,11 +180,11 @@ def test_texts_of_values_are_parsed_by_their_types() -> None:
     for type_, bad, why in [
         (number, "x", "a value of t.c is not of type int32: .*'x'.*Take the column as text, by as_text = "),
         (numbers, "[0:1]={1,2}", r"\[0:1\]=\{1,2\} has several dimensions, or does not begin at 1"),
-        (numbers, "{{1},{2}}", "has several dimensions, or does not begin at 1"),
-        (pair, "(1,2)", "the type of t.c got other attributes more than once meanwhile, .* which 2 a value has"),
+        (numbers, ("{1}", "{{1},{2}}"), r"\{\{1\},\{2\}\} has several dimensions, or does not begin at 1"),
+        (pair, "(1,2)", "^the type of t.c got other attributes more than once meanwhile, .* which 2 a value has"),
     ]:
         with pytest.raises(persist.InvalidUsage, match=why):
-            parse(type_, bad)
+            parse(type_, *([bad] if isinstance(bad, str) else bad))
 
 
 def test_columns_with_other_names_are_found_by_their_numbers() -> None:

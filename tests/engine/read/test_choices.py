@@ -3,7 +3,9 @@ tells one from another."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -19,7 +21,9 @@ from persist.codecs.part.part import Part
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
-from persist.engine.read.following.changes import _order_by_time, slice_by_time
+from persist.core.log.fields import KeyedForm, MachineForm
+from persist.engine.read.following.changes import Transitions, UpsertEvents, _order_by_time, slice_by_time
+from persist.engine.read.keyed import resolution
 from persist.engine.read.lookups.lookup import (
     PART_BYTES_MAX,
     Lookup,
@@ -48,7 +52,9 @@ from persist.engine.read.parts.reader import (
 )
 from persist.engine.read.planning import scan as scans
 from persist.engine.read.planning.scan import Scan, sort_by_cost
+from persist.engine.read.planning.snapshot_plan import Explanation
 from persist.engine.read.results import aggregate as aggregating
+from persist.errors import InvalidUsage
 
 SCHEMA = CollectionSchema.of({"k": pa.int64()}, {"v": pa.int64()})
 PLAIN = CollectionSchema.of(None, {"v": pa.int64()})
@@ -362,6 +368,51 @@ def test_what_is_kept_of_row_groups_is_a_block_if_all_of_it_is_asked_for(monkeyp
     assert PartReader(MemoryBlob()).pool.submit(lambda: 5).result() == 5
 
 
+class ThreeGroups(PartRows):
+    """Thirty rows in memory: the first block has two row groups, the second one has one."""
+
+    held: ClassVar[dict[str, Any]] = {}
+
+    def _select_groups(self, requested_keys: SortedKeys | None) -> Any:
+        return [(0, 2, [0, 1]), (2, 3, [2])]
+
+    def _get_cached(self, columns: tuple[str, ...], block: Any, groups: Any) -> Any:
+        return self.held.get(f"{columns[0]}{block[0]}")
+
+    def _load(self, columns: tuple[str, ...], block: Any, *_: Any) -> Any:
+        return self.held[f"{columns[0]}{block[0]}"]
+
+
+@pytest.mark.parametrize("cuts", [[0, 10, 20, 30], [0, 20, 30]])
+@pytest.mark.parametrize("columns", [("v",), ()])
+def test_rows_of_keys_are_taken_from_each_block_that_has_some(
+    monkeypatch: pytest.MonkeyPatch, columns: tuple[str, ...], cuts: list[int]
+) -> None:
+    pieces = [(a, pa.record_batch({"v": range(a, b)})) for a, b in pairwise(cuts)]
+    held = {f"k{a}": [(a, keys(*range(10 * a, 10 * b, 10)))] for a, b in ((0, 20), (20, 30))}
+    held = {"k0": held["k0"], "k2": held["k20"], "v0": pieces[:-1], "v2": pieces[-1:]}
+    monkeypatch.setattr(ThreeGroups, "held", held)
+    fields = pa.schema([SCHEMA.arrow.field(name) for name in ("k", *columns)])
+    rows = ThreeGroups([part(64)], SCHEMA, "", columns, fields, PartReader(MemoryBlob()))
+    rows._known_bounds = bounds_of(None, None)
+    for wanted, found in (
+        ((50, 150, 250), [5, 15, 25]), ((250,), [25]), ((0, 99, 190), [0, 19]), ((95,), []), ((-5, 999), []),
+    ):  # fmt: skip
+        table = rows.with_keys(keys(*wanted))
+        assert table.to_pydict() == {"k": [10 * row for row in found], **dict.fromkeys(columns, found)}
+        assert table.schema == fields
+        hits = rows.find_hits_in_memory(keys(*wanted))
+        assert hits is not None
+        if columns:
+            assert [values[0][row].as_py() for values, at in hits for row in at.tolist()] == found
+        else:
+            assert [row for values, at in hits for row in at.tolist()] == found
+            assert not any(values for values, _ in hits)
+    for gone, is_read in (("v2", (250,)), ("k2", (5,))):
+        held.pop(gone)
+        assert rows.find_hits_in_memory(keys(*is_read)) is None or not (columns or gone == "k2")
+
+
 def test_a_look_up_reads_the_columns_that_it_needs_of_each_source() -> None:
     mixed = part(10**6, 5, 9, negatives=1, schema=1)
     plain = part(10**6, 5, 5)
@@ -457,3 +508,81 @@ def test_updates_are_put_in_the_order_of_time_if_they_are_not() -> None:
         order = _order_by_time(np.array(times, np.int64))
         assert order is not None
         assert order.tolist() == sorted(range(len(times)), key=lambda at: (times[at], at))
+
+
+def transitions(rows: list[tuple[Any, ...]], key: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    kinds = {"k": pa.int64(), "a": pa.string(), "b": pa.int64(), "_time": pa.int64(), "_diff": pa.int64()}
+    fields = pa.schema([*kinds.items()])
+    updates = pa.Table.from_pylist([dict(zip(kinds, row, strict=True)) for row in rows], fields)
+    made = Transitions(fields.remove(4), key).of(updates)
+    assert made.schema == Transitions(fields.remove(4), key).schema
+    return [tuple(row.values()) for row in made.to_pylist()]
+
+
+def test_rows_of_a_key_and_a_time_are_paired_in_the_order_of_their_values() -> None:
+    rows = [
+        (2, "z", 1, 0, 1), (1, "b", 1, 0, -1), (1, "a", 9, 0, -1), (1, "c", 3, 0, 2), (1, "b", 5, 0, 1),
+        (1, "q", 1, 7, -2), (1, "r", 0, 7, 1), (3, None, 2, 0, -1),
+    ]  # fmt: skip
+    assert transitions(rows, ("k",)) == [
+        (1, "b", 5, 0, "update", "a", 9), (1, "c", 3, 0, "update", "b", 1), (1, "c", 3, 0, "insert", None, None),
+        (2, "z", 1, 0, "insert", None, None), (3, None, None, 0, "delete", None, 2),
+        (1, "r", 0, 7, "update", "q", 1), (1, None, None, 7, "delete", "q", 1),
+    ]  # fmt: skip
+    assert transitions([], ("k",)) == []
+    assert transitions([(1, "b", 1, 0, -1), (1, "a", 9, 0, 1), (2, "b", 0, 0, 1)], ()) == [
+        (None, None, None, 0, "delete", 1, "b", 1), (1, "a", 9, 0, "insert", None, None, None),
+        (2, "b", 0, 0, "insert", None, None, None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("tombstone", [None, "gone"])
+def test_changes_of_a_key_are_its_row_or_its_deletion(tombstone: str | None) -> None:
+    schema = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string(), "gone": pa.bool_()})
+    form = KeyedForm(MachineForm("upsert", 1), order_by=("v",), tombstone=tombstone)
+    rows = [
+        (1, "a", False, 0, 1), (1, "a", False, 5, -1), (1, "b", None, 5, 1), (2, "x", None, 5, -1),
+        (3, "t", True, 5, 1), (4, "t", True, 5, -1), (5, "u", True, 6, -1), (5, "w", False, 6, 1),
+    ]  # fmt: skip
+    table = pa.Table.from_pylist([dict(zip(schema.arrow.names, row, strict=True)) for row in rows], schema.arrow)
+    events = UpsertEvents(schema, form)
+    found = [tuple(row.values()) for row in events.of(table.take([7, 0, 5, 2, 1, 4, 3, 6])).to_pylist()]
+    marked = tombstone is not None
+    wanted = [
+        (1, "a", False, 0, False), (1, "b", None, 5, False), (2, None, None, 5, True), (3, "t", True, 5, marked),
+        (4, None, None, 5, True), (5, "w", False, 6, False),
+    ]  # fmt: skip
+    assert found == [row for row in wanted if not (marked and row[0] == 4)], "a tombstone that goes is no event"
+    assert events.of(table.slice(0, 0)).schema == events.schema == events.of(table).schema
+    for wrong in ([(1, "a", None, 0, 1), (1, "b", None, 0, 1)], [(1, "a", None, 0, 2)], [(1, "a", None, 0, -2)]):
+        several = pa.Table.from_pylist([dict(zip(schema.arrow.names, row, strict=True)) for row in wrong], schema.arrow)
+        with pytest.raises(InvalidUsage, match="a key has more than one value"):
+            events.of(several)
+
+
+def test_events_in_memory_are_cut_into_parts_of_about_a_size() -> None:
+    rows = to_updates([((n, n), 0, 1) for n in range(10)], SCHEMA)
+    for bytes_max, counts in (
+        (1, [1] * 10), (rows.nbytes, [10]), (rows.nbytes - 1, [9, 1]), (rows.nbytes // 2, [5, 5]),
+    ):  # fmt: skip
+        parts = resolution._to_parts(rows, SCHEMA, bytes_max)
+        assert [each.rows for each in parts] == counts
+        assert all(each.inline for each in parts)
+
+
+def test_an_explanation_says_all_that_is_read() -> None:
+    told = Explanation(
+        as_of=7, keyframe=5, direction="forwards", parts=4, bytes=5 << 20, rows=70_000, base_parts=1,
+        base_bytes=3 << 20, base_rows=1000, memory=9 << 19, slices=2, columns=("k", "v"), form="diff", filter="(k > 5)",
+        pruned={"keyframe": 3, "time": 0, "filter": 1}, index=("v", "k"), index_memory=3 << 19,
+    )  # fmt: skip
+    lines = [
+        "snapshot as of 7, form 'diff', columns ['k', 'v']", "  from the keyframe as of 5, forwards",
+        "  keyframe  1 parts, 1,000 rows, 3.0 MiB", "  history   3 parts, 69,000 rows, 2.0 MiB",
+        "  slices    2, 4.5 MiB decoded in all", "  pruned    3 parts by keyframe, 1 parts by filter",
+        "  filter    (k > 5)", "  index     v, k: 1.5 MiB decoded, in place of the above",
+    ]  # fmt: skip
+    assert str(told).splitlines() == lines
+    bare = replace(told, keyframe=None, pruned={"time": 0}, filter=None, index=None)
+    lines[1], lines[5:] = "  from no keyframe", ["  pruned    nothing"]
+    assert str(bare).splitlines() == lines

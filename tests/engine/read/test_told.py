@@ -1,7 +1,5 @@
 """What a read says of its plan, and of blobs that are not there."""
 
-from dataclasses import replace
-
 import pyarrow as pa
 import pytest
 
@@ -35,13 +33,6 @@ def test_a_plan_says_which_keyframe_it_begins_at_and_what_it_reads_of_the_histor
         assert (at_keyframe.keyframe, later.keyframe, early.keyframe) == (1, 1, None)
         assert (at_keyframe.base_rows, at_keyframe.rows) == (10_000, 10_000)
         assert (later.base_parts, later.parts, later.base_rows, later.rows) == (1, 2, 10_000, 10_001)
-        assert [line[:31] for line in str(later).splitlines()[1:4]] == [
-            "  from the keyframe as of 1, fo",
-            "  keyframe  1 parts, 10,000 row",
-            "  history   1 parts, 1 rows, 0.",
-        ]
-        indexed = replace(later, index=("a", "b"), index_memory=3 << 19)
-        assert str(indexed).endswith("  index     a, b: 1.5 MiB decoded, in place of the above")
 
 
 def test_a_part_that_is_needed_and_not_there_is_damage_and_no_late_read(blob: MemoryBlob) -> None:

@@ -114,7 +114,13 @@ def test_an_entry_of_a_state_that_breaks_a_rule_is_found(
 
 
 UNREAD = CollectionEntry(LOCATION, "c")
-CONTROL = change(LEASED, log_floor=3, erased=1)
+CONTROL, WIDER = change(LEASED, log_floor=3, erased=1), change(UNREAD, folders=(OTHER, LOCATION))
+HELD = change(UNREAD, leased=(("l", "lease"),))
+LATER, MORE, ELSE = (
+    change(SOUND, tags={"t": 3}, since_times=(3,)),
+    "it has other collections",
+    "it says something else of",
+)
 
 
 @pytest.mark.parametrize(
@@ -124,33 +130,17 @@ CONTROL = change(LEASED, log_floor=3, erased=1)
         (state_of(location=OTHER), state_of(), [("it names another location", None)]),
         (state_of(commit=OTHER), state_of(), [("it was made after another commit", None)]),
         (state_of(control=CONTROL), state_of(), [("it says something else of log_floor, erased", None)]),
-        (state_of(UNREAD), state_of(), [("it has other collections", None)]),
-        (state_of(change(UNREAD, name="d")), state_of(UNREAD), [("it has other collections", None)]),
-        (
-            state_of(UNREAD).replace_entry(CollectionEntry(OTHER, "d")),
-            state_of(UNREAD),
-            [("it has other collections", None)],
-        ),
-        (
-            state_of(change(UNREAD, leased=(("l", "lease"),))),
-            state_of(UNREAD),
-            [("it says something else of the leases of its holds", "c")],
-        ),
-        (
-            state_of(change(UNREAD, folders=(OTHER, LOCATION))),
-            state_of(change(UNREAD, folders=(OTHER,))),
-            [("it says something else of where its parts lie", "c")],
-        ),
-        (state_of(change(UNREAD, folders=(OTHER,))), state_of(change(UNREAD, folders=(OTHER, LOCATION))), []),
-        (
-            state_of(entry_of(change(SOUND, tags={"t": 3}, since_times=(3,)))),
-            state_of(entry_of(SOUND)),
-            [("it says something else of since_times, tags", "c")],
-        ),
+        (state_of(UNREAD), state_of(), [(MORE, None)]),
+        (state_of(change(UNREAD, name="d")), state_of(UNREAD), [(MORE, None)]),
+        (state_of(UNREAD).replace_entry(CollectionEntry(OTHER, "d")), state_of(UNREAD), [(MORE, None)]),
+        (state_of(HELD), state_of(UNREAD), [(f"{ELSE} the leases of its holds", "c")]),
+        (state_of(WIDER), state_of(change(UNREAD, folders=(OTHER,))), [(f"{ELSE} where its parts lie", "c")]),
+        (state_of(change(UNREAD, folders=(OTHER,))), state_of(WIDER), []),
+        (state_of(entry_of(LATER)), state_of(entry_of(SOUND)), [(f"{ELSE} since_times, tags", "c")]),
         (state_of(UNREAD), state_of(entry_of(SOUND)), []),
         (state_of(entry_of(SOUND)), state_of(UNREAD), []),
     ],
-)
+)  # fmt: skip
 def test_a_checkpoint_is_compared_with_the_log_member_by_member(
     stored: State, replayed: State, found: list[tuple[str, str | None]]
 ) -> None:
@@ -616,3 +606,23 @@ def test_keys_with_several_values_are_one_problem_of_keyed_collections(
         monkeypatch.setattr(parts, "find_keys_with_several", lambda *_, error=error: throw(error))
         parts.examine_values(MemoryBlob(), contents, findings)
     assert told(findings) == []
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("kind", [MissingBlob, CorruptBlob])
+def test_what_a_checkpoint_lacks_that_was_collected_meanwhile_is_no_problem(
+    kind: type[CorruptBlob], is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob, key = MemoryBlob(), make_checkpoint_key(7)
+    if is_there:
+        blob.set(key, b"odd")
+    log = LogExamination(blob, Findings(blob))
+    monkeypatch.setattr(log, "_load_base", lambda *_: throw(kind("state/1", "gone")))
+    monkeypatch.setattr("persist.services.fsck.log.load_state", lambda *_: throw(kind("state/1", "gone")))
+    entry = CollectionEntry(LOCATION, "c", base=BlobRef(blob="state/1", bytes=1, checksum="4" * 32))
+    checkpoint = Checkpoint(location=LOCATION, seqno=7, commit=OTHER, control=LEASED, collections=())
+    is_told = is_there or kind is CorruptBlob
+    found = [("missing" if kind is MissingBlob else "damaged", "state/1", "gone", "c")] * is_told
+    assert (log._load_contents(state_of(entry), entry), told(log._findings)) == (None, found)
+    log._examine_checkpoint(checkpoint)
+    assert (told(log._findings), log.bad_checkpoints) == (found, {key} if is_told else set())

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.tools.cli import dispatch, loading
+from persist.tools.cli import loading
 from persist.tools.cli.main import main
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
@@ -164,11 +164,3 @@ def test_rows_for_codecs_are_given_as_they_are_stored_and_ask_for_no_codec(
     with persist.open("shop", mode="read") as client:
         notes = client.create_or_load("notes", key=persist.Utf8(), value=persist.Json())
         assert sorted(notes.snapshot().rows()) == [("a", {"x": 1}), ("b", {"x": 2})]
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_an_error_after_the_fact_says_what_was_done(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    error = persist.Unavailable("the disk is full.")
-    error.add_note("erased 2 updates of 'users' from all times.")
-    assert dispatch._report_failure(error, 4, as_json) == 4
-    assert "the disk is full. erased 2 updates of 'users' from all times." in capsys.readouterr().err

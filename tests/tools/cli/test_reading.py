@@ -18,7 +18,6 @@ import persist
 from persist.tools.cli.main import main
 from tests.support.console import Run
 from tests.support.forks import forked_python
-from tests.support.tuned import tuned
 
 Printed = pytest.CaptureFixture[str]
 NOBODY = [
@@ -139,26 +138,6 @@ def test_a_program_waits_until_a_time_is_sealed(place: str, run: Run) -> None:
         orders.allow_compaction(13)
     assert main(["wait", place, "orders", "--until", "9"]) == 0
     assert main(["wait", place, "nothing", "--until", "9"]) == 2
-
-
-def test_queries_read_all_collections_at_their_times(place: str, run: Run) -> None:
-    query = "SELECT o.status, count(*) AS n, (SELECT count(*) FROM shop.items) AS items FROM Orders o GROUP BY 1"
-    printed = run("sql", place, f"{query} ORDER BY 1", "--json")
-    assert lines(printed) == [
-        {"status": "paid", "n": 1, "items": 1},
-        {"status": None, "n": 1, "items": 1},
-    ]
-    printed = run("sql", place, query, "--as-of", "orders=10", "--as-of", "shop.items=2026-01-01", "--json")
-    assert {line["status"] for line in lines(printed)} == {"new", None}
-    for bad, says in (
-        (["SELECT * FROM nothing"], "The collections are ['orders', 'shop.items']"),
-        (["DROP INDEX i"], "DROP is neither a query"),
-        (["COPY orders TO 'x.csv'"], "--files"),
-        (["SELECT 1; SELECT 2"], "it has 2 statements"),
-        (["FROM orders", "--as-of", "oders=1"], "did you mean 'orders'"),
-        (["FROM orders", "--as-of", "20"], "times before 13 are sealed"),
-    ):
-        assert says in run("sql", place, *bad, status=2)
 
 
 @pytest.mark.thorough(except_every=2)
@@ -285,21 +264,3 @@ def test_standard_input_that_is_closed_is_an_empty_file(place: str) -> None:
     done = subprocess.run(["sh", "-c", command, sys.executable, place], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("persist: ")
-
-
-def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, run: Run) -> None:
-    place = tmp_path / "location"
-    settings = tuned(background=False, grace_s=0, orphan_grace_s=0, log_retention_records=16)
-    with persist.open(place, settings=settings) as client:
-        made = client.create_or_load("gone", key={"k": pa.int64()})
-        made.write(pa.table({"k": range(20_000)}), time=0, seal=1).result()
-        made.drop().result()
-        before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-        planned = client.gc(dry_run=True)
-        assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
-        assert (planned.parts, planned.collections) == (1, 1)
-        done = client.gc()
-        assert (done.parts, done.collections) == (planned.parts, planned.collections)
-    told = json.loads(run("gc", str(place), "--dry-run", "--json"))
-    assert told["dry_run"] is True
-    assert told["parts"] == 0

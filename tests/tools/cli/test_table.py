@@ -1,8 +1,6 @@
 """Tables: what is cut and what stays whole, and lists for programs."""
 
 import re
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,6 @@ import pytest
 import persist
 from persist.tools.cli.text import print_table
 from tests.support.console import Run
-from tests.support.forks import forked_python
 
 Printed = pytest.CaptureFixture[str]
 
@@ -29,20 +26,6 @@ def test_a_table_fits_and_keeps_all_of_its_values(width: int, capsys: Printed, m
     assert width < 60 or any("x\\x1b[2J[red]" in line for line in lines)
 
 
-def test_a_terminal_that_is_too_narrow_cuts_no_number_and_no_name(
-    capsys: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    numbers = [1234567890123456789 + i for i in range(9)]
-    print_table([f"c{i}" for i in range(9)], [numbers], right=range(9))
-    assert {*map(str, numbers)} <= {*capsys.readouterr().out.split()}
-    print_table(("name", "rows", "upper"), [("n" * 90, 12345, "2026-01-02T00:00:00Z")], right=[1, 2])
-    assert capsys.readouterr().out.split() == [
-        *("row", "1", "name", "n" * 90, "rows", "12345", "upper", "2026-01-02T00:00:00Z")
-    ]
-
-
 def test_a_name_of_any_length_stays_whole_in_a_pipe(tmp_path: Path, run: Run) -> None:
     name = "n" * 255
     with persist.open(tmp_path) as client:
@@ -59,19 +42,3 @@ def place(tmp_path: Path) -> str:
         orders.write([(1, None)], time="2026-01-01", seal="2026-01-02").result()
         orders.tag("first", "2026-01-01")
     return str(tmp_path / "shop")
-
-
-def test_what_is_watched_is_shown_again_when_it_changes_and_ends_well(place: str, run: Run) -> None:
-    assert "--watch shows a table" in run("ls", place, "--watch", "--json", status=2)
-    command = [*forked_python(), "-m", "persist", "ls", place, "--watch"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout is not None
-        assert watching.stdout.readline().startswith("name")
-        assert "2026-01-02T00:00:00Z" in watching.stdout.readline()
-        with persist.open(place, settings=persist.Settings(background=False)) as client:
-            client.load("orders").seal("2026-01-03").result()
-        while "2026-01-03T00:00:00Z" not in watching.stdout.readline():
-            pass
-        watching.send_signal(signal.SIGINT)
-        watching.stdout.read()
-    assert watching.returncode == 0

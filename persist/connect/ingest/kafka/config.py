@@ -121,7 +121,7 @@ def _parse_routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
             if getattr(config, name) != getattr(unset, name):
                 raise InvalidUsage(f"{where}: {name} belongs to one topic: move it into the tables [[into]]")
     for route in routes:
-        if (route.table is not None) != (route.format in ("maxwell", "canal")) and route.table is not None:
+        if route.table is not None and route.format not in ("maxwell", "canal"):
             raise InvalidUsage(f"topic {route.topic}: table goes with the formats maxwell and canal")
         if (route.keyed or route.format != "json") and not route.key:
             raise InvalidUsage(

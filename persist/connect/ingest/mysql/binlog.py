@@ -55,21 +55,21 @@ class Effect:
 
 @dataclass(frozen=True)
 class _Token:
-    """A token of SQL; `is_name`: a quoted name or a text."""
+    """A token of SQL; `is_name`: a quoted name."""
 
     text: str
     is_name: bool = False
 
     @property
     def word(self) -> str:
-        """The token in upper case; "" for a quoted name or a text."""
+        """The token in upper case; "" for a quoted name."""
         return "" if self.is_name else self.text.upper()
 
 
 def parse_effect(statement: str, schema: str, followed: Sequence[Table]) -> Effect:
     """Parse the effect of a statement on followed tables; `schema` is its default schema."""
     tokens = [*_tokenize(statement)]
-    words = [*(token.word for token in tokens[:4]), "", "", ""]
+    words = [*(token.word for token in tokens), "", "", ""]
     effect = Effect()
     tables = {*followed}
     if words[0] == "TRUNCATE":
@@ -152,10 +152,8 @@ def _tokenize(statement: str) -> Iterator[_Token]:
     for match in _TOKEN.finditer(statement):
         if match["name"] is not None:
             yield _Token(match["name"].replace("``", "`"), True)
-        elif match["text"] is not None:
-            yield _Token(match["text"], True)
-        elif match["word"] is not None or match["mark"] is not None:
-            yield _Token(match["word"] or match["mark"])
+        elif text := match["text"] or match["word"] or match["mark"]:
+            yield _Token(text)
 
 
 def _parse_table_name(tokens: list[_Token], at: int, schema: str) -> tuple[Table, int]:

@@ -22,7 +22,7 @@ from typing import Any
 from persist.connect.ingest.source import UNSENT
 
 _I16, _I32, _I64 = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
-_BEGIN = struct.Struct(">qqi")
+_BEGIN = struct.Struct(">qq")
 EPOCH_US = int(datetime(2000, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
 
 
@@ -66,10 +66,10 @@ def parse_relation(data: bytes) -> Relation:
     return Relation(id_, schema or "pg_catalog", name, identity, tuple(columns))
 
 
-def parse_begin(data: bytes) -> tuple[int, int, int]:
-    """Parse a B message: (position of the commit, moment in µs since 1970, xid)."""
-    at, since_2000, xid = _BEGIN.unpack_from(data, 1)
-    return at, since_2000 + EPOCH_US, xid & 0xFFFFFFFF
+def parse_begin(data: bytes) -> tuple[int, int]:
+    """Parse a B message: (position of the commit, moment in µs since 1970)."""
+    at, since_2000 = _BEGIN.unpack_from(data, 1)
+    return at, since_2000 + EPOCH_US
 
 
 def parse_truncate(data: bytes) -> list[int]:

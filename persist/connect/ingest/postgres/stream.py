@@ -197,8 +197,7 @@ class Stream:
         """Process a message other than the change of a row; yield batches that it completes."""
         kind, flow = data[0], self._flow
         if kind == 66:  # B
-            time, moment_us, _ = parse_begin(data)
-            yield from flow.begin(time, moment_us)
+            yield from flow.begin(*parse_begin(data))
         elif kind == 67:  # C
             yield from flow.commit()
         elif kind == 82:  # R

@@ -134,9 +134,10 @@ class TypeCatalog:
 
 def _to_arrow_type(type_: int, modifier: int) -> pa.DataType:
     """Return the Arrow type for the number and modifier of a base type; text if unknown."""
-    if type_ == NUMERIC and modifier >= 4:
-        precision, scale = (modifier - 4) >> 16 & 0xFFFF, (modifier - 4) & 0x7FF
-        if precision <= _DIGITS_MAX and 0 <= scale <= precision:
+    if type_ == NUMERIC:
+        bits = modifier - 4  # Without a modifier, which is -1 then, the precision is too large.
+        precision, scale = bits >> 16 & 0xFFFF, bits & 0x7FF
+        if scale <= precision <= _DIGITS_MAX:
             return pa.decimal128(precision, scale)
     return _TYPES.get(type_, pa.string())
 
@@ -159,7 +160,7 @@ class Attributes(StoredProperty, frozen=True):
         numbers, added = dict[int, dict[str, int]](), dict[int, int]()
         for type_ in _find_composites(types):
             numbers[type_.oid] = {name: number for name, number, _ in type_.attributes}
-            latest = max(*type_.dropped, *numbers[type_.oid].values(), 0) if is_copy else type_.added
+            latest = max([*type_.dropped, *numbers[type_.oid].values()]) if is_copy else type_.added
             added[type_.oid] = max(latest, self.added.get(type_.oid, 0))
         return type(self)(numbers, added)
 
@@ -236,8 +237,6 @@ def _parse_scalars(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         return pc.equal(texts, "t")
     if pa.types.is_binary(kind):
         return pa.array([None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], pa.binary())
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        texts = pc.replace_substring_regex(texts, r"[+]00(:00)?$", "Z")
     if pa.types.is_time(kind):
         day = pa.scalar("1970-01-01", pa.string())
         return pc.binary_join_element_wise(day, texts, " ").cast(pa.timestamp("us")).cast(kind)

@@ -73,8 +73,7 @@ class Intervals:
         is_last = np.append(records[1:] != records[:-1], True) if len(records) else np.zeros(0, bool)
         ends = np.where(is_last, len(distinct), np.append(at[1:], 0)) if len(at) else at
         counts = _sum_running(diffs, records)
-        # Drop empty intervals, and intervals without the record.
-        interval_rows = np.flatnonzero((counts != 0) & (ends > at))
+        interval_rows = np.flatnonzero(counts)
         interval_rows = interval_rows[np.lexsort((at[interval_rows], keys[interval_rows]))]
         # Ends are up to len(distinct), so each key has one number more than that, and `reaches` of a key is beyond all
         # earlier keys.
