@@ -209,11 +209,6 @@ class Leases:
 
         Raises: as `claim_all`.
         """
-        with self._lock:
-            self._process_queue()
-            shared_hold = self._held.get(request.collection)
-            if shared_hold is not None and shared_hold.durable is not None and shared_hold.durable <= request.time:
-                return None
         (claim,), seqno = self._commit_claims([request], self._follower.state.seqno)
         if 0 <= seqno <= self._follower.state.seqno:
             return claim
@@ -546,7 +541,7 @@ class Leases:
             for step in steps:
                 if isinstance(step, kinds.SetHold):
                     shared_hold.durable, shared_hold.moved_s = step.time, self._clock.monotonic_s()
-                elif isinstance(step, kinds.ReleaseHold) and not shared_hold.claims:
+                elif not shared_hold.claims:  # It was released.
                     self._drop_hold(collection, shared_hold)
 
     def _drop_hold(self, collection: str, shared_hold: _SharedHold) -> None:

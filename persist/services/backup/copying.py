@@ -427,8 +427,9 @@ class _Copier:
             while waiting:
                 self._count(waiting.popleft().result())
         finally:
-            for future in waiting:
-                future.exception()  # Nothing is under way when this returns.
+            for future in waiting:  # Nothing is under way when this returns.
+                if future.exception() is None:
+                    self._count(future.result())
 
     def _copy_one(self, key: str, check: Check) -> None:
         self._count(self._copy_blob(key, check))

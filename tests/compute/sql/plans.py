@@ -2,8 +2,8 @@
 
 `plans.txt` has a digest of the plan of each query, whose answers were compared with DuckDB's when it was written. So a
 query that has this plan still has the right answers, and to plan it costs a hundredth of computing them. Queries with
-a mark are of the first tier: two of them at least take each step of the planning that any two take. Where a plan is
-another one, on purpose,
+a mark are judged on laptops, too: two of them at least took each step of the planning that any two take. Where a plan
+is another one, on purpose,
 
     python -m tests.compute.sql.plans
 
@@ -13,10 +13,8 @@ compares the answers of these queries alone, and writes the file anew. With quer
 import hashlib
 import json
 import sys
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import duckdb
@@ -34,7 +32,6 @@ from persist.compute.sql.types import to_arrow
 from persist.dataflow import Program, Stream
 from tests.compute.sql.corpus import QUERIES
 from tests.compute.sql.oracle import TABLES, changes, check, schemas
-from tests.support.paths import ROOT
 
 PATH = Path(__file__).with_name("plans.txt")
 SCHEMAS: dict[str, CollectionSchema] = schemas(TABLES)
@@ -94,30 +91,6 @@ def changed(queries: list[str]) -> list[str]:
     return [sql for sql in queries if known.get(compute_digest(sql), "").split(" ")[0] != compute_digest(plan_of(sql))]
 
 
-def choose_first() -> list[str]:
-    """Return few queries that take each step from one line to the next that any two queries take, twice."""
-    steps = dict[str, set[tuple[str, int, int]]]()
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        name = frame.f_code.co_filename
-        if event == "line":
-            steps[sql].add((name, lines.get(frame, 0), frame.f_lineno))
-            lines[frame] = frame.f_lineno
-        return trace if name.startswith(f"{ROOT}/persist/compute/sql/") else None
-
-    for sql in QUERIES:
-        steps[sql], lines = set(), dict[FrameType, int]()
-        sys.settrace(trace)
-        plan_of(sql)
-        sys.settrace(None)
-    left, chosen = Counter(step for taken in steps.values() for step in taken), list[str]()
-    left = Counter({step: min(2, count) for step, count in left.items()})
-    while +left:
-        chosen.append(max(steps, key=lambda sql: sum(left[step] > 0 for step in steps[sql])))
-        left.subtract(steps.pop(chosen[-1]))
-    return chosen
-
-
 def main() -> None:
     if sys.argv[1:]:
         print(*map(plan_of, sys.argv[1:]), sep="\n\n")
@@ -129,9 +102,8 @@ def main() -> None:
         print(f"{number} of {len(others)}: {sql}", flush=True)
         check(sql, changes(1), known=KNOWN)
         check(sql, changes(2, steps=6, size=5), is_rewritten=False)
-    for sql in choose_first():
-        new[compute_digest(sql)] += " first"
-    PATH.write_text("\n".join([duckdb.__version__, *(f"{sql} {plan}" for sql, plan in new.items()), ""]))
+    lines = [f"{sql} {plan}{known.get(sql, '')[10:]}" for sql, plan in new.items()]
+    PATH.write_text("\n".join([duckdb.__version__, *lines, ""]))
 
 
 if __name__ == "__main__":

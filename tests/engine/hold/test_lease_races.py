@@ -80,6 +80,8 @@ def test_a_claim_made_while_its_hold_moves_does_not_rely_on_where_it_was(blob: M
         claim.release()
         if later is not None:
             later.close()
+        reader.maintain()
+        assert since(theirs) == 15
 
 
 def test_a_lease_that_is_renewed_just_before_it_is_ended_goes_on(blob: MemoryBlob) -> None:

@@ -240,7 +240,9 @@ def test_an_explicit_hold_keeps_since_until_it_is_advanced_or_closed(blob: Memor
             theirs.allow_compaction(15).result()
             assert since(theirs) == 4
             hold.advance(6)
+            seqno = reader.seqno
             hold.advance(6)
+            assert reader.seqno == seqno
             assert (since(theirs), hold.time) == (6, 6)
             with pytest.raises(persist.errors.FrontierRegression):
                 hold.advance(5)
@@ -273,7 +275,9 @@ def test_a_named_hold_outlives_its_client_and_is_moved_by_compare_and_set(blob: 
         first, second = c.hold(name="consumer-1"), c.hold(0, name="consumer-1")
         assert (first.time, second.time) == (4, 4)
         first.advance(7)
+        seqno = client.seqno
         first.advance(7)
+        assert client.seqno == seqno
         assert since(c) == 7
         with pytest.raises(persist.errors.HoldMoved):
             second.release()

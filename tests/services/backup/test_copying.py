@@ -18,6 +18,7 @@ from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.codecs.part.part import compute_checksum
 from persist.engine.follow.checkpoint import write_checkpoint
+from persist.engine.hold import Claim
 from persist.errors import Conflict, CorruptBlob, InvalidUsage, LogReplaced, MissingBlob
 from persist.services.backup import Copied
 from persist.services.fsck import fsck
@@ -232,11 +233,14 @@ def test_a_backup_asks_for_what_is_new_and_has_what_the_location_needs(
         a.overwrite([(1, time)], time=time).result()
         a.seal(time + 1).result()
 
+    leases, claims = client.engine.writer("a test").leases, list[Claim]()
     write, clone = partial(place.write, a.name), partial(client.clone, a.name)
     table: list[tuple[list[Callable[[], object]], str, str]] = [
         ([a.compact, b.compact, store], "get 4p 5l 4s", "create 4p 4l 2s, get 4p 5l 4s, list 3p 2l 2s"),
         ([], "get 1l", "get 2l, list 1p 2l 2s"),
-        ([write], "get 2l 1s", "create 1l, get 3l 1s, list 2p 2l 2s"),
+        ([lambda: claims.append(leases.claim(a.id, a.name, 9))], "get 1s", "get 1l 1s, list 2p 2l 2s"),
+        ([], "get 1s", "get 1s, list 2p 2l 2s"),  # The last record is a reader's.
+        ([lambda: claims.pop().release(), write], "get 2l 1s", "create 1l, get 2l 1s, list 2p 2l 2s"),
         ([store], "get 2l 1s", "get 3l 1s, list 2p 2l 2s"),
         ([fold, store], "get 1p 1l 2s", "create 1p 1l 1s, delete 2p 1s, get 1p 2l 2s, list 2p 2l 2s"),
         ([partial(clone, "copy"), store], "get 3l", "create 1l, get 3l 1s, list 2p 2l 2s"),
@@ -488,24 +492,31 @@ def test_a_part_that_goes_while_it_is_copied_is_no_damage(place: Place) -> None:
     check(target, place.held, done)
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_a_backup_gives_up_if_its_source_always_moves_on_or_lacks_an_object(place: Place, goes_on: bool) -> None:
-    passes = list[str]()
+@pytest.mark.parametrize(("goes_on", "missing", "passes"), [(True, 99, 20), (False, 99, 1), (True, 1, 1)])
+def test_a_backup_gives_up_if_its_source_always_moves_on_or_lacks_an_object(
+    place: Place, goes_on: bool, missing: int, passes: int
+) -> None:
+    tried = list[str]()
 
     class Fleeing(UnreliableBlob):
         def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-            if not key.startswith("state/"):
+            if key != states[0] or len(tried) == missing:
                 return super().get(key, range)
-            passes.append(key)
+            tried.append(key)
             if goes_on:
                 place.write("b")
             return None
 
-    place.client.load("a").compact()
+    for name in ("a", "b"):
+        place.client.load(name).compact()
     store_checkpoint(place)
-    with pytest.raises(MissingBlob):
-        backup(Fleeing(place.blob), MemoryBlob(), clock=place.blob.clock)
-    assert len(passes) == (20 if goes_on else 1)
+    states = [entry.key for entry in place.blob.list("state/")]
+    if missing == 1:  # What is stored before and after the state was read anew counts.
+        assert back_up(place, MemoryBlob(), Fleeing(place.blob)).seqno == place.client.seqno
+    else:
+        with pytest.raises(MissingBlob):
+            backup(Fleeing(place.blob), MemoryBlob(), clock=place.blob.clock)
+    assert len(tried) == passes
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "list", "log", "state"])
