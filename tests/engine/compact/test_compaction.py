@@ -287,6 +287,12 @@ def test_rows_for_which_a_condition_is_null_are_not_erased() -> None:
     ]
 
 
+def test_keys_to_erase_narrow_the_parts_where_a_filter_can_tell() -> None:
+    for keys, narrows in (([1, 2], True), ([1, None], False), ([1.0, 2.0], False)):
+        rows = pa.table({"k": pa.array([1, 3], pa.array(keys).type)})
+        assert len(rows.filter(ErasedRecords(pa.table({"k": keys}), None).filter)) == (1 if narrows else 2)
+
+
 def test_small_writes_leave_the_log_when_they_reach_the_cap() -> None:
     policy = Tuning(inline_runs=4)
     with opened(MemoryBlob(), tuning=policy) as client:
