@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.connect.ingest.mysql.binlog import Effect, parse_effect, parse_gtids
+from persist.connect.ingest.mysql.binlog import STEP, Effect, parse_effect, parse_gtids
 from persist.connect.ingest.mysql.server import (
     Column,
     MysqlConfig,
@@ -440,6 +440,21 @@ def test_values_go_into_columns_or_are_refused_by_name() -> None:
         assert str(caught.value).startswith(f"a value of t.c is not of type {kind}: {why}")
         assert str(caught.value).endswith('. Leave the column out, by exclude = ["t.c"]; a collection that is there is '
                                           "renamed first, and keeps its history")  # fmt: skip
+
+
+def test_a_quiet_moment_seals_a_second_before_it() -> None:
+    notes: list[Any] = []
+    flow = SimpleNamespace(done=5 * STEP, upper=4, note_quiet_until=lambda *note: notes.append(note), make_batch=str)
+    stream: Any = BinlogStream.__new__(BinlogStream)
+    stream._flow, stream._gtids = flow, SimpleNamespace(measure=5)
+    for done, upper, by_us, batches, noted in [
+        (5 * STEP + 1, 4, 7_000_000, [f"{5 * STEP + 1}"], [(5 * STEP + 2, 6_000_000)]),
+        (6 * STEP, 4, 7_000_000, [f"{6 * STEP}"], []),
+        (5 * STEP, 5 * STEP, None, [], []), (5 * STEP, 5 * STEP, 7_000_000, [], [(5 * STEP + 1, 6_000_000)]),
+    ]:  # fmt: skip
+        flow.done, flow.upper, stream._logs = done, upper, [("a", 1)]
+        assert ([*stream._seal_quiet_time(by_us)], notes, stream._logs) == (batches, noted, [])
+        notes.clear()
 
 
 def test_bytes_behind_are_those_after_the_position() -> None:
