@@ -74,7 +74,7 @@ class Codec(Generic[T]):
             except Exception as error:
                 raise InvalidUpdate(
                     f"update {row} has {shorten(stored)}, which {what} cannot read "
-                    f"({error or type(error).__name__}). Give "
+                    f"({str(error) or type(error).__name__}). Give "
                     "what its encode() returns, or tuples, which are encoded by it."
                 ) from error
             if again != stored and not (again != again and stored != stored):

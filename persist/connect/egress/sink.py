@@ -73,14 +73,14 @@ class Reached:
     @classmethod
     def of(cls, written: str | bytes, where: str) -> "Reached":
         """Parse the JSON of `to_json`; `where` names the target for errors."""
-        read, reason = None, ""
+        read, reason = None, repr(written)
         try:
             read = msgspec.json.decode(written, type=_Written)
         except msgspec.MsgspecError as error:
             reason = str(error)
         if read is None or read.version != VERSION or not (isinstance(read.upper, int) or read.upper == COMPLETE):
             raise InvalidUsage(
-                f"{where} has a position that this version does not know: {reason or written!r}. Use the version that "
+                f"{where} has a position that this version does not know: {reason}. Use the version that "
                 "wrote it, or give the sink up by --drop, and begin anew"
             )
         upper = read.upper if isinstance(read.upper, int) else None

@@ -135,8 +135,10 @@ def complete_erasure(engine: Engine, contents: CollectionState) -> None:
             if tables:
                 with attempt():
                     delete_abandoned(handle)
-            jobs = [partial(create_index, handle, columns) for columns in owed.indexes.get(handle.id, ())]
-            for work in (*jobs, *(partial(_publish_again, handle, *item) for item in tables.items())):
+            indexes = owed.indexes.get(handle.id, ())
+            works: list[Callable[[], object]] = [partial(create_index, handle, columns) for columns in indexes]
+            works += [partial(_publish_again, handle, *item) for item in tables.items()]
+            for work in works:
                 with attempt():
                     try:
                         work()

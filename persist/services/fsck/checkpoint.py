@@ -80,7 +80,7 @@ class CheckpointRepair:
                     yield self._report(pointer.blob, present is not None)
             yield self._report(self._key, self._key in self._bad)
         for key in self._bad:
-            if not (self._makes_one and key == self._key):
+            if key != self._key:  # If that is bad, it is made again.
                 yield self._delete_checkpoints(key)
 
     def run(self) -> Iterator[Repair]:

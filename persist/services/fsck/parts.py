@@ -135,7 +135,7 @@ class PartExamination:
                 entry is not None
                 and (entry.contents is None or any(stored.blob == part.blob for stored in entry.contents.stored_parts))
             )
-            if is_needed and self._blob.get(part.blob, (0, 1)) is None:
+            if is_needed and self._blob.get(part.blob, (0, 0)) is None:
                 what = f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
                 self._findings.add("missing", part.blob, what, collection=name)
         for id_, name, key, why in self._gone:

@@ -54,6 +54,6 @@ def unframe_vector(data: bytes, name: str) -> bytes:
     """Return the first vector of a blob. Raises CorruptBlob: the checksum differs."""
     size = int.from_bytes(data[:4], "big")
     vector = data[4 : 4 + size]
-    if len(data) < size + 8 or zlib.crc32(vector) != int.from_bytes(data[4 + size : 8 + size], "big"):
+    if data[4 + size : 8 + size] != struct.pack(">I", zlib.crc32(vector)):
         raise CorruptBlob(name, "the checksum of a deletion vector in it is wrong")
     return vector

@@ -90,7 +90,8 @@ def to_delta_type(kind: pa.DataType) -> Any:
         return {"type": "struct", "fields": [_make_field(child.name, written) for child, written in named]}
     if pt.is_map(kind):
         return {"type": "map", "keyType": inner[0], "valueType": inner[1], "valueContainsNull": True}
-    return {"type": "array", "elementType": inner[0], "containsNull": True}
+    [element] = inner
+    return {"type": "array", "elementType": element, "containsNull": True}
 
 
 class DeltaTable:

@@ -73,6 +73,6 @@ class _Handler(logging.Handler):
             print_remark(f"{at} {level} {record.name}: {message}")
             return
         fields = {"at": at, "level": level, "logger": record.name, "message": message}
-        if record.exc_info and record.exc_info[1] is not None:
-            fields["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            fields["error"] = f"{type(error).__name__}: {error}"
         print_remark(json.dumps({**getattr(record, FIELDS, {}), **fields}, default=str))

@@ -90,6 +90,19 @@ def test_a_key_that_is_too_large_to_hold_back_goes_on_in_another_run(monkeypatch
     assert contents(encoded) == expected(rows)
 
 
+@pytest.mark.parametrize(
+    ("keys", "start"),
+    [([], 0), ([1], 0), ([1, 1, 2, 2], 2), ([1, 2], 1), ([*range(3000), 3000, 3000], 3000), ([0] + [1] * 9000, 1)],
+)
+def test_the_rows_of_the_last_key_wait(keys: list[int], start: int) -> None:
+    schema = CollectionSchema.of({"k": pa.int64()}, None)
+    zeros = np.zeros(len(keys), np.int64)
+    rows = pa.table({"k": pa.array(keys, pa.int64()), "_time": np.arange(len(keys)), "_diff": zeros + 1}, schema.arrow)
+    assert stream._find_last_key_start(rows, schema) == start
+    unit = CollectionSchema.of(None, {"k": pa.int64()})
+    assert stream._find_last_key_start(rows, unit) == 0
+
+
 def test_what_cancels_across_tables_leaves_nothing() -> None:
     rows = [(1, "a", 0.0, 0, 1), (1, "a", 1.0, 0, 1), (1, "a", 0.0, 0, -1), (1, "a", 1.0, 0, -1)]
     assert written(rows, [2]) == []

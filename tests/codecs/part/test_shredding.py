@@ -294,6 +294,10 @@ def test_paths_of_scalars_in_nine_of_ten_documents_are_common() -> None:
     assert len(find([json.dumps({"t": "x" * shredding._TEXT_BYTES_MAX})])) == 1
     assert find([json.dumps({"t": "x" * (shredding._TEXT_BYTES_MAX + 1)})]) == []
     assert len(find([json.dumps({"t": "x" * (2 * shredding._TEXT_BYTES_MAX - 1)}), '{"t":"y"}'])) == 1
+    assert len(find([json.dumps({"t": "x" * (2 * shredding._TEXT_BYTES_MAX - 8)}), '{"t":1}'])) == 1, (
+        "a number takes 8 bytes"
+    )
+    assert find([json.dumps({"t": "x" * (2 * shredding._TEXT_BYTES_MAX - 7)}), '{"t":1}']) == []
     many = {f"n{n}": n for n in range(shredding.NAMES_MAX)}
     assert find([json.dumps(many)]) == [(f'$."n{n}"', True) for n in range(shredding.PATHS_MAX)]
     assert find([json.dumps(many | {"more": 1})]) == []

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.describing import check_part
-from persist.codecs.part.part import GROUPS_MAX, Part
+from persist.codecs.part.part import GROUP_ROWS_MIN, GROUPS_MAX, Part, compute_max_groups
 from persist.codecs.part.stream import PartStream, encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from tests.codecs.oracle import sort_keys
@@ -239,3 +239,36 @@ def test_texts_that_come_often_are_written_as_a_dictionary(distinct: int, is_dic
         read = decode_part(data, part, schema, columns=["v"], coded=coded)
         assert read["v"].cast(pa.string()).to_pylist() == table["v"].to_pylist()
         assert pa.types.is_dictionary(read.schema.types[0]) == bool(coded)
+
+
+def group_rows(data: bytes) -> list[int]:
+    metadata = pq.ParquetFile(io.BytesIO(data)).metadata
+    return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+
+
+@pytest.mark.parametrize("rows", [1, 62, 63, 64, 65, 1000, 2500])
+def test_row_groups_grow_where_readers_would_refuse_so_many(rows: int) -> None:
+    expected: list[int] = []
+    while (left := rows - sum(expected)) > 0:
+        least = (len(expected) + 2 - GROUPS_MAX) * GROUP_ROWS_MIN - sum(expected)
+        expected.append(min(max(least, 1), left))
+    [(data, part)] = streamed(numbers(rows, keys=10**9), NUMBERS, 100, row_group_rows=1)
+    assert group_rows(data) == expected
+    assert len(expected) <= compute_max_groups(part.rows)
+
+
+@pytest.mark.parametrize("step", [1, 3, 4, 5, 100])
+def test_row_groups_end_exactly_at_their_rows_or_bytes(step: int) -> None:
+    table = numbers(10)
+    [(data, _)] = streamed(table, NUMBERS, step, row_group_rows=4)
+    assert group_rows(data) == [4, 4, 2]
+    bytes_of_a_row = table.nbytes // 10
+    for most, expected in ((3 * bytes_of_a_row, [3, 3, 3, 1]), (3 * bytes_of_a_row + 1, [4, 4, 2])):
+        [(data, _)] = streamed(table, NUMBERS, step, row_group_bytes_max=most)
+        assert group_rows(data) == expected
+    stream = PartStream(NUMBERS)
+    assert stream.held_bytes == 0
+    assert stream.add(table) == []
+    assert stream.held_bytes == table.nbytes
+    assert len(stream.finish()) == 1
+    assert stream.held_bytes == 0

@@ -98,7 +98,23 @@ def test_what_it_gives_up_on_is_refused_by_to_updates(update: Any) -> None:
 def test_a_diff_of_zero_a_long_list_a_codec_and_other_types_are_left_to_to_updates() -> None:
     row = ((1, b""), (0.0, "", None, None, None))
     assert convert_small_updates([(row, 0, 0)], PLAIN) is None
-    assert convert_small_updates([(row, 0, 1)] * 33, PLAIN) is None
+    assert convert_small_updates([], PLAIN) is None
+    most, more = (
+        convert_small_updates([(row, 2**63 - 2 - n, n - 40) for n in range(count)], PLAIN) for count in (32, 33)
+    )
+    assert most is not None
+    assert (len(most), most.time_min, most.time_max, most.diff_abs_sum) == (
+        32,
+        2**63 - 33,
+        2**63 - 2,
+        sum(range(9, 41)),
+    )
+    assert more is None
+    for large, is_small in ((2**63 - 1, True), (2**63, False), (-(2**63), True), (-(2**63) - 1, False)):
+        assert (convert_small_updates([(((large, b""), row[1]), 0, 1)], PLAIN) is not None) == is_small
+    strict = CollectionSchema.of(pa.schema([pa.field("k", pa.int64(), nullable=False)]), None)
+    assert convert_small_updates([((None, None), 0, 1)], strict) is None
+    assert convert_small_updates([((1, None), 0, 1)], strict) is not None
     assert convert_small_updates(iter([(row, 0, 1)]), PLAIN) is None
     assert convert_small_updates([(("a", None), 0, 1)], CollectionSchema.of(Utf8, None)) is None
     assert convert_small_updates([((1.0, None), 0, 1)], CollectionSchema.of({"x": pa.float32()}, None)) is None
@@ -106,10 +122,11 @@ def test_a_diff_of_zero_a_long_list_a_codec_and_other_types_are_left_to_to_updat
 
 def test_long_texts_are_left_to_to_updates() -> None:
     schema = CollectionSchema.of({"s": pa.string()}, None)
-    assert convert_small_updates([(("x" * 20_000, None), 0, 1)], schema) is None
-    small = convert_small_updates([(("x" * 1000, None), 0, 1)], schema)
-    assert small is not None
-    assert small.bytes >= 1000
+    for first, second in ((1000, 0), (16_000, 384), (16_000, 385)):
+        small = convert_small_updates([(("x" * size, None), 0, 1) for size in (first, second)], schema)
+        keys = convert_small_keys(["x" * first, "y" * second], schema)
+        assert (small is None) == (keys is None) == (first + second > 16 << 10)
+        assert small is None or small.bytes == 2 * 500 + first + second
 
 
 def test_unit_sides_work() -> None:
@@ -140,5 +157,10 @@ def test_plain_keys_are_small() -> None:
     single = convert_small_keys([5], CollectionSchema.of({"k": pa.int64()}, None))
     assert single is not None
     assert single.to_pylist() == [{"k": 5}]
-    assert convert_small_keys([(1, -0.0, "a")], KEYS) is None, "it would have to become 0.0"
+    for number in (-0.0, 0.0, float("nan")):
+        assert convert_small_keys([(1, number, "a")], KEYS) is None, "it may have to become another one"
+    for count in (0, 1, 32, 33):
+        assert (convert_small_keys([(1, 0.5, "a")] * count, KEYS) is None) == (count in (0, 33))
+    for wrong in ([(1, 0.5)], [7], [(1, 0.5, "a", 2)], [(1, 0.5, 2)]):
+        assert convert_small_keys(wrong, KEYS) is None
     assert convert_small_keys(["a"], CollectionSchema.of(Utf8, None)) is None

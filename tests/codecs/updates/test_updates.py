@@ -167,6 +167,17 @@ def test_a_time_and_a_diff_for_all_updates_stand_in_for_missing_columns() -> Non
         to_updates(timeless, ORDERS, default_time=7)
 
 
+@pytest.mark.parametrize(
+    ("lacking", "listed"),
+    [(["amount"], ""), (["_diff"], ", _diff: int64"), (["_time", "_diff"], ", _time: int64, _diff: int64")],
+)
+def test_a_misfit_lists_the_columns_and_what_of_time_and_diff_is_missing(lacking: list[str], listed: str) -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        to_updates(to_updates(UPDATES, ORDERS).drop_columns(lacking), ORDERS)
+    assert f"Its columns are id: int64, status: string, amount: double{listed}, in any order." in str(caught.value)
+    assert ("give time=…" in str(caught.value)) == (len(lacking) == 2)
+
+
 @pytest.mark.parametrize("time", [-1, 2**63 - 1, True, "7", 1.0])
 def test_a_time_for_all_updates_is_checked(time: Any) -> None:
     with pytest.raises(InvalidUpdate, match="for _time of every update is not allowed: give an int from 0 to"):

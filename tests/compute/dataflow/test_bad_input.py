@@ -20,42 +20,131 @@ def numbers(dimensions: int = 1) -> tuple[Program, Stream]:
     return program, program.input("a", key={"k": pa.int64()}, value={"v": pa.int64()})
 
 
-def test_a_column_that_is_not_there_is_an_error_when_the_program_is_built() -> None:
-    _, a = numbers()
-    wrongs: list[Callable[[], object]] = [
-        lambda: a.filter(col("w") > 0),
-        lambda: a.map(x=col("w") + 1),
-        lambda: a.project("w"),
-        lambda: a.group_by("w"),
-        lambda: a.join(a, "w"),
-        lambda: a.group_by("k").agg(x=col("w").sum()),
-        lambda: a.group_by("k").top_k(1, "w"),
-        lambda: a.persist("x", key=["w"]),
-    ]
-    for wrong in wrongs:
-        with pytest.raises(SchemaMismatch, match="no column 'w'"):
-            wrong()
+class Wrong:
+    """What is at hand for a mistake."""
+
+    def __init__(self) -> None:
+        self.program, self.a = numbers()
+        self.text = self.program.input("t", key={"k": pa.string()})
+        self.words = self.program.input("w", key={"k": pa.int64()}, value={"l": pa.list_(pa.int64())})
+        self.b = numbers()[1]
 
 
-def test_types_that_do_not_fit_are_an_error_when_the_program_is_built() -> None:
-    program, a = numbers()
-    text = program.input("t", key={"k": pa.string()})
-    wrongs: list[Callable[[], object]] = [
-        lambda: a.map(x=col("v") + "one"),
-        lambda: a.filter(col("v")),
-        lambda: a.filter(col("v") & (col("k") > 1)),
-        lambda: a.join(text, "k"),
-        lambda: a.concat(text),
-        lambda: text.group_by().agg(x=col("k").sum()),
-        lambda: a.map(x=lit(None)),
-        lambda: a.explode(col("v") / 2),
-        lambda: a.temporal_filter(lit("now")),
-        lambda: a.map(lambda r: r, schema={"_time": pa.int64()}),
-        lambda: a.rename({"k": "v"}),
-    ]
-    for wrong in wrongs:
-        with pytest.raises(SchemaMismatch):
-            wrong()
+def set_variable(x: Wrong, body: Callable[[Stream], Stream], times: int = 1) -> None:
+    variable = x.program.scope("s").variable("x", x.a)
+    for _ in range(times):
+        variable.set(body(variable))
+
+
+# fmt: off
+MISMATCHED: list[tuple[Callable[[Any], object], str]] = [
+    (lambda x: x.a.filter(col("w") > 0), "filter: there is no column 'w'; the columns are ['k', 'v']"),
+    (lambda x: x.a.map(x=col("w") + 1), "map: there is no column 'w'; the columns are ['k', 'v']"),
+    (lambda x: x.a.project("w"), "project: there is no column 'w'; the columns are ['k', 'v']"),
+    (lambda x: x.a.group_by("w"), "group_by: there is no column 'w'; the columns are ['k', 'v']"),
+    (lambda x: x.a.join(x.a, "w"), "join, left side: there is no column 'w'; the columns are ['k', 'v']"),
+    (lambda x: x.a.group_by("k").agg(x=col("w").sum()), "map: there is no column 'w'; the columns are ['k', 'v']"),
+    (lambda x: x.a.group_by("k").top_k(1, "w"), "top_k: there is no column 'w'; the columns are ['k', 'v']"),
+    (lambda x: x.a.persist("x", key=["w"]), "persist: there is no column 'w'; the columns are ['k', 'v']"),
+    (lambda x: x.a.map(x=col("v") + "one"),
+     "map: (v + 'one') does not fit its types (int64, string): Function 'add_checked' has no kernel "
+     "matching input types (int64, string). Cast one of them, or choose another column."),
+    (lambda x: x.a.filter(col("v")), "filter: the condition v is of type int64, and not boolean"),
+    (lambda x: x.a.filter(col("v") & (col("k") > 1)),
+     "filter: (v and (k > 1)) does not fit its types (int64, bool): int64 is not a condition. Cast "
+     "one of them, or choose another column."),
+    (lambda x: x.a.join(x.text, "k"),
+     "join: 'k' is of type int64 on the left, and 'k' of type string on the right. Cast one of them "
+     "with map or extend."),
+    (lambda x: x.a.concat(x.text),
+     "concat: input#1 has the columns k: int64, v: int64, and input#2 has k: string: map one to the other"),
+    (lambda x: x.text.group_by().agg(x=col("k").sum()),
+     "agg: x is the sum of values of type string, which are not numbers; cast them"),
+    (lambda x: x.a.map(x=lit(None)), "map: NULL is NULL of no type; say which with lit(None, pa.int64())"),
+    (lambda x: x.a.explode(col("v") / 2),
+     "explode: a multiplicity must be an integer, but (v / 2) is of type double"),
+    (lambda x: x.a.temporal_filter(lit("now")),
+     "temporal_filter: a bound must be an integer, but 'now' is of type string"),
+    (lambda x: x.a.map(lambda r: r, schema={"_time": pa.int64()}),
+     "map: a column cannot be called '_time': choose another name"),
+    (lambda x: x.a.rename({"k": "v"}), "rename: column 'v' would be there twice; rename one of them"),
+    (lambda x: x.words.unnest(x=col("k")), "unnest: k is of type int64, and not a list"),
+    (lambda x: x.a.join(x.a, "k"),
+     "join: both sides have a column 'v' that is not part of the key; rename({'v': …}) one"),
+    (lambda x: x.a.group_by("k").agg(k=col("v").sum()),
+     "agg: 'k' is a column of the key already; choose another name"),
+    (lambda x: x.a.group_by(_diff=col("k")), "group_by: a column cannot be called '_diff': choose another name"),
+    (lambda x: set_variable(x, lambda y: y.group_by("k").count()),
+     "variable 'x' has the columns k: int64, v: int64, and is set to k: int64, count: int64: map one to the other"),
+    (lambda x: x.a.delay(lit("x")), "delay: a time must be an integer, but 'x' is of type string"),
+    (lambda x: x.a.cross(x.a),
+     "cross: both sides have a column 'k' that is not part of the key; rename({'k': …}) one"),
+]
+MISUSED: list[tuple[Callable[[Any], object], str]] = [
+    (lambda x: x.a.map(lambda r: r),
+     "map(function, schema={…}) needs the columns that the function returns, and nothing else"),
+    (lambda x: x.a.map(lambda r: r, schema={"x": pa.int64()}, y=col("k")),
+     "map(function, schema={…}) needs the columns that the function returns, and nothing else"),
+    (lambda x: x.words.unnest(), 'unnest() needs a list, and a name for its elements: unnest(word=col("words"))'),
+    (lambda x: x.a.join(x.a, []), "join: on=[] names no columns; for all pairs of records use cross()"),
+    (lambda x: x.a.concat(x.b),
+     "input#1 belongs to program 'p', and this is 'p': persist it there, and read it as a source here"),
+    (lambda x: x.a.join(x.b,"k"),
+     "input#1 belongs to program 'p', and this is 'p': persist it there, and read it as a source here"),
+    (lambda x: x.program.join_all([x.a], ["k"]), "join_all: 1 streams; a join is of at least two"),
+    (lambda x: x.a.group_by("k").top_k(0, "v"), "top_k: count=0 is not a whole number of at least 1"),
+    (lambda x: x.a.group_by("k").top_k(True, "v"), "top_k: count=True is not a whole number of at least 1"),
+    (lambda x: x.a.group_by("k").top_k(1, "v", skip=-1), "top_k: skip=-1 is not a whole number of at least 0"),
+    (lambda x: x.a.group_by("k").top_k(1, "v", counted="x"),
+     "top_k: counted='x', skip=0: give one of 'row_number', 'rank', 'dense_rank', and skip with the first"),
+    (lambda x: x.program.input("a", key={"k": int}), "input 'a': there is one of that name already"),
+    (lambda x: x.program.input("", key={"k": int}), "input '': its name is a text"),
+    (lambda x: x.program.scope("s").leave(x.a),
+     "leave: input#1 is not in this scope; its own scope must let it leave"),
+    (lambda x: x.program.scope("s").variable("y"),
+     "variable 'y': give either an initial stream, or the columns with schema={…}"),
+    (lambda x: x.program.scope("s").variable("y", x.a, schema={"k": int}),
+     "variable 'y': give either an initial stream, or the columns with schema={…}"),
+    (lambda x: set_variable(x, lambda y: y.distinct(), 2), "variable 'x' was set already; a variable is set once"),
+    (lambda x: x.a.capture().rows(), "this capture holds nothing yet: open its program with program.open(client)"),
+    (lambda x: x.a.probe().done(1), "this probe knows nothing yet: open its program with program.open(client)"),
+    (lambda x: x.a.iterate(lambda x: 1),
+     "iterate: the body returned 1, and must return the stream of the next iteration"),
+    (lambda x: x.a.group_by("k").reduce(1, schema={"x": int}), "reduce: 1 is not a function"),
+    (lambda x: x.a.map(1, schema={"x": int}), "map: 1 is not a function"),
+    (lambda x: Program("p", dimensions=0), "dimensions=0 is not a number of dimensions: give 1 to 16"),
+    (lambda x: Program(""), "program name '' is not a text of 1 to 100 printable characters"),
+    (lambda x: x.program.source("x"),
+     "source('x'): its columns are not known. Give them with schema={…}, or let the program "
+     'look them up: Program("name").using(client)'),
+    (lambda x: x.program.scope("s", limit=0), "scope 's': limit=0 is not a number of iterations of at least 1"),
+    (lambda x: x.a.group_by("k").agg(), 'agg() needs what to aggregate: agg(total=col("amount").sum())'),
+    (lambda x: x.a.group_by("k").agg(x=col("v")),
+     "agg: x=v is not an aggregate: end it with .sum(), .count(), .max() …"),
+    (lambda x: x.a.iterate(lambda _: None),
+     "iterate: the body returned None, and must return the stream of the next iteration"),
+    (lambda x: x.a.map(), 'map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})'),
+    (lambda x: x.a.map(3), "map: 3 is not a function"),
+    (lambda x: col(3), 'col(3): a column is called by its name, as in col("delay")'),  # type: ignore[arg-type]
+    (lambda x: numbers(2)[1].persist("x", key=["k"]),
+     "persist: times of this program have 2 dimensions, and those of a collection one. Take the "
+     "updates of capture(), and write them with columns for the coordinates"),
+    (lambda x: x.a.persist("twice", key=["k"]).persist("twice", key=["k"]),
+     "persist: the program writes collection 'twice' already"),
+    (lambda x: x.a.explode(lambda r: []),
+     "explode(function, schema={…}) needs the columns of the records that the function returns"),
+    (lambda x: x.a.temporal_filter(col("v"), dimension=1),
+     "temporal_filter: dimension=1 is not one of the 1 of this program's times"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("error", "wrongs"), [(SchemaMismatch, MISMATCHED), (InvalidUsage, MISUSED)])
+def test_what_cannot_be_is_told_exactly_when_the_program_is_built(error: type[Exception], wrongs: Any) -> None:
+    for wrong, told in wrongs:
+        with pytest.raises(error) as raised:
+            wrong(Wrong())
+        assert (str(raised.value), type(raised.value)) == (told, error)
 
 
 def test_and_or_not_on_expressions_say_what_to_write_instead() -> None:
@@ -228,32 +317,13 @@ def test_multiplicities_that_overflow_raise() -> None:
             running.step()
 
 
-def test_names_are_checked() -> None:
+def test_an_input_that_is_not_there_is_refused() -> None:
     program, a = numbers()
     a.capture()
-    wrongs: list[Callable[[], object]] = [
-        lambda: program.input("a", key={"k": pa.int64()}),
-        lambda: Program(""),
-        lambda: Program("p", dimensions=0),
-        lambda: program.source("x"),
-        lambda: program.scope("s", limit=0),
-        lambda: a.group_by("k").agg(),
-        lambda: a.group_by("k").agg(x=col("v")),  # type: ignore[arg-type]
-        lambda: numbers()[1].iterate(lambda x: None),  # type: ignore[arg-type,return-value]
-        lambda: a.map(),
-        lambda: a.map(3),  # type: ignore[arg-type]
-        lambda: col(3),  # type: ignore[arg-type]
-        lambda: lit(object()),
-        lambda: numbers(2)[1].persist("x", key=["k"]),
-        lambda: numbers()[1].persist("twice", key=["k"]).persist("twice", key=["k"]),
-        lambda: a.explode(lambda r: []),
-        lambda: a.temporal_filter(col("v"), dimension=1),
-    ]
-    for wrong in wrongs:
-        with pytest.raises(InvalidUsage):
-            wrong()
     with program.open() as running, pytest.raises(InvalidUsage, match="no input 'b'"):
         running["b"]
+    with pytest.raises(InvalidUsage, match="cannot be a constant"):
+        lit(object())
 
 
 def test_an_empty_frontier_of_an_input_completes_it() -> None:

@@ -109,6 +109,11 @@ def test_envelopes_of_debezium_come_in_again_as_the_same_changes(
         ],
         key=str,
     )
+    times = {op: {value["source"]["time"] for _, value, _ in found if value["op"] == op} for op in "rudc"}
+    assert times == {"r": {0}, "u": {1}, "d": {1}, "c": {1}}
+    assert {(*value["source"].items(),)[:2] for _, value, _ in found} == {
+        (("connector", "persist"), ("table", "orders"))
+    }
     raw = messages(cluster, f"{prefix}orders", raw=True)
     table = pa.table({"key": [key for key, _, _ in raw], "value": [value for _, value, _ in raw]})
     back = client.create_or_load("back", **ORDERS, keyed=persist.Keyed())

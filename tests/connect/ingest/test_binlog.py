@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.connect.ingest.mysql.binlog import Effect, parse_effect, parse_gtids
+from persist.connect.ingest.mysql.binlog import STEP, Effect, parse_effect, parse_gtids
 from persist.connect.ingest.mysql.server import (
     Column,
     MysqlConfig,
@@ -24,7 +24,7 @@ from persist.connect.ingest.mysql.server import (
     to_arrow_type,
     to_column,
 )  # fmt: skip
-from persist.connect.ingest.mysql.stream import _read_events, follow_transaction
+from persist.connect.ingest.mysql.stream import BinlogPosition, BinlogStream, _read_events, follow_transaction
 
 T = ("shop", "t")
 LACKS = "changes rows that are not in the log"
@@ -204,9 +204,13 @@ def test_an_address_has_all_settings_of_the_connection(monkeypatch: pytest.Monke
         near = make_server(url)
         assert ("ssl" in near.settings, near.settings["password"], near.settings["port"]) == (False, "of env", 3306)
     assert "ssl" in make_server("mysql://localhost/shop?ssl_mode=required").settings
-    for url in ("mysql://host", "mysql://host/a/b", "mysql://host:x/db", "mysql://host/db?unix_socket"):
-        with pytest.raises(persist.InvalidUsage, match="is not an address of a database"):
+    for url in ("mysql://host", "mysql://host/a/b", "mysql://host:x/db", "mysql://host/db?unix_socket", "mysql://host/db?s=1",
+                "mysql://a:hunter2@b@host/db"):  # fmt: skip
+        with pytest.raises(persist.InvalidUsage, match="is not an address of a database: ") as caught:
             make_server(url)
+        assert "hunter2" not in str(caught.value)
+    with pytest.raises(persist.InvalidUsage, match=r"^ssl_mode='perhaps' is not disabled, required or verify$"):
+        make_server("mysql://host/db?ssl_mode=perhaps")
 
 
 def test_an_error_of_the_server_says_whether_it_may_pass() -> None:
@@ -417,8 +421,8 @@ def test_values_go_into_columns_or_are_refused_by_name() -> None:
         (["x", None, Decimal("1.50")], pa.string(), ["x", None, "1.50"]),
         ([minute * 61 + timedelta(seconds=1), -minute / 60, timedelta(hours=838)], pa.string(),
          ["01:01:01", "-00:00:01", "838:00:00"]),
-        ([timedelta(microseconds=5), -timedelta(seconds=59, microseconds=999_999), timedelta()], pa.string(),
-         ["00:00:00.000005", "-00:00:59.999999", "00:00:00"]),
+        ([timedelta(microseconds=5), -timedelta(microseconds=1), timedelta()], pa.string(),
+         ["00:00:00.000005", "-00:00:00.000001", "00:00:00"]),
         (["é", b"x", None], pa.binary(), ["é".encode(), b"x", None]),
         ([day, "0000-00-00", None], pa.date32(), [day, None, None]),
         ([datetime(2026, 1, 2), "0000-00-00 00:00:00"], pa.timestamp("us"), [datetime(2026, 1, 2), None]),
@@ -436,3 +440,32 @@ def test_values_go_into_columns_or_are_refused_by_name() -> None:
         assert str(caught.value).startswith(f"a value of t.c is not of type {kind}: {why}")
         assert str(caught.value).endswith('. Leave the column out, by exclude = ["t.c"]; a collection that is there is '
                                           "renamed first, and keeps its history")  # fmt: skip
+
+
+def test_a_quiet_moment_seals_a_second_before_it() -> None:
+    notes: list[Any] = []
+    flow = SimpleNamespace(done=5 * STEP, upper=4, note_quiet_until=lambda *note: notes.append(note), make_batch=str)
+    stream: Any = BinlogStream.__new__(BinlogStream)
+    stream._flow, stream._gtids = flow, SimpleNamespace(measure=5)
+    for done, upper, by_us, batches, noted in [
+        (5 * STEP + 1, 4, 7_000_000, [f"{5 * STEP + 1}"], [(5 * STEP + 2, 6_000_000)]),
+        (6 * STEP, 4, 7_000_000, [f"{6 * STEP}"], []),
+        (5 * STEP, 5 * STEP, None, [], []), (5 * STEP, 5 * STEP, 7_000_000, [], [(5 * STEP + 1, 6_000_000)]),
+    ]:  # fmt: skip
+        flow.done, flow.upper, stream._logs = done, upper, [("a", 1)]
+        assert ([*stream._seal_quiet_time(by_us)], notes, stream._logs) == (batches, noted, [])
+        notes.clear()
+
+
+def test_bytes_behind_are_those_after_the_position() -> None:
+    stream: Any = BinlogStream.__new__(BinlogStream)
+    stream._logs = [("log.1", 10), ("log.2", 20), ("log.3", 30), ("log.4", 40)]
+    for file, offset, behind in [
+        ("log.1", 10, 90),
+        ("log.2", 5, 85),
+        ("log.2", 25, 70),
+        ("log.4", 40, 0),
+        ("log.5", 0, 0),
+    ]:
+        stream._at = BinlogPosition("", file, offset)
+        assert stream._count_bytes_behind() == behind

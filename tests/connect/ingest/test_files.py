@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -18,6 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 import persist
 from persist.connect import Run, SourceMoved
 from persist.connect.ingest.driver import load_source
+from persist.connect.ingest.files import SourceFile, _warn_of_repetition
 from persist.tools.cli.main import main
 from tests.support.forks import forked_python
 
@@ -137,6 +139,21 @@ def test_a_file_that_is_read_again_is_logged_with_its_effect(
         effect = "its rows replace the rows of their keys, also where one of 1 later files brought them"
     assert f"a.csv has changed and is read again: {effect}" in caplog.text
     assert len(contents(tmp_path)) == (2 if keyed else 5)
+
+
+def test_the_effect_of_a_repetition_depends_on_keys_their_order_and_later_files(caplog: Any) -> None:
+    replaced = "its rows replace the rows of their keys"
+    for form, effect in [
+        (None, "all of its rows are added once more"),
+        (persist.Keyed(), f"{replaced}, also where one of 2 later files brought them"),
+        (persist.Keyed(order_by=["v"]), replaced),
+    ]:
+        for names in ("abcd", "ab"):
+            collection: Any = SimpleNamespace(handle=SimpleNamespace(keyed=form))
+            file = SourceFile("in/b", "b", 1, "", None)
+            _warn_of_repetition(collection, file, dict.fromkeys(names, (1, "")))
+            later = effect if names == "abcd" else effect.partition(",")[0]
+            assert caplog.messages.pop() == f"in/b has changed and is read again: {later}"
 
 
 def test_a_new_column_is_refused_added_or_left_out(tmp_path: Path, folder: Path, options: dict[str, Any]) -> None:

@@ -4,10 +4,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import persist
 from persist.connect.ingest.kafka.config import KafkaConfig, Route, load_brokers
+from persist.connect.ingest.kafka.drift import find_drift
 from persist.connect.ingest.kafka.source import Positions
 from persist.connect.ingest.kafka.topics import MESSAGE, Poll, Topics
 
@@ -220,3 +222,27 @@ def test_notices_and_errors_of_the_library_are_ours() -> None:
             with pytest.raises(persist.Unavailable):
                 topics.poll()
         assert topics.poll().rows == (1 if is_kept else 0)
+
+
+def test_members_that_no_column_takes_and_columns_that_rows_lack_are_found() -> None:
+    schema = pa.schema(
+        [("id", pa.int64()), ("s", pa.struct([("a", pa.int64())])), ("l", pa.list_(pa.struct([("b", pa.int8())])))]
+    )
+    whole = '{"id": 1, "s": {"a": 1}, "l": null}'
+    more, less = '{"id": 1, "x.y": 2, "s": {"a": 1, "c": 2}, "l": [{"b": 1}, {"d": 2}]}', '{"s": [], "id": null}'
+    cases: list[Any] = [
+        ("json", None, [whole, more, more, less, "[1]", "{", None], ({'"x.y"', "s.c", "l.element.d"}, {"l"})),
+        ("json", None, [whole, '{"schema": {}, "payload": {"id": 1, "z": 2}}'], ({"z"}, {"s", "l"})),
+        ("json", None, ["[1]"], (set(), set())),
+        ("debezium", None, [f'{{"after": {more}}}', '{"after": null}', whole],
+         ({'"x.y"', "s.c", "l.element.d"}, set())),
+        ("maxwell", "d.t", [f'{{"database": "d", "table": "t", "data": {less}}}',
+                            f'{{"database": "d", "table": "u", "data": {more}}}'], (set(), {"l"})),
+        ("canal", None, [f'{{"data": [{less}, {more}]}}'], ({'"x.y"', "s.c", "l.element.d"}, {"l"})),
+    ]  # fmt: skip
+    for form, table, texts, found in cases:
+        route = Route(topic="t", collection="c", format=form, table=table)
+        messages = pa.chunked_array(
+            [pa.array([None if text is None else text.encode() for text in texts], pa.binary())]
+        )
+        assert find_drift(route, messages, schema) == found, (form, texts)

@@ -213,21 +213,6 @@ def test_a_whole_number_beside_a_fraction_is_exact(taken: Taken, ending: str, nu
     assert [row["v"] for row in taken((ending, text))] == [Decimal(number), Decimal("1.5")]
 
 
-@pytest.mark.parametrize("number", ["1e400", "1" * 39])
-def test_numbers_that_no_type_holds_ask_for_a_type(taken: Taken, number: str) -> None:
-    with pytest.raises(persist.InvalidUsage, match=r"0\.csv: line 3: column 'v' has the number 1.* say columns = "):
-        taken(("csv", f"id,v\n1,2.5\n2,{number}\n"))
-
-
-def test_a_number_with_a_leading_zero_is_text(taken: Taken) -> None:
-    assert taken(("csv", "id,v\n007,a\n7,b\n")) == [{"id": "007", "v": "a"}, {"id": "7", "v": "b"}]
-
-
-@pytest.mark.parametrize("code", ["+41791234567", "0x10", "-0X1f"])
-def test_a_number_with_a_plus_or_in_hexadecimal_is_text(taken: Taken, code: str) -> None:
-    assert taken(("csv", f"id,v\n{code},+1.5\n7,-2.5\n")) == [{"id": code, "v": 1.5}, {"id": "7", "v": -2.5}]
-
-
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("text", "line"),

@@ -59,6 +59,7 @@ def test_each_column_of_csv_has_the_first_type_that_fits_all_its_texts(make: Any
             f"utf-8. {MEND}",
         ),
         (b"a\n1.5\n1e400\n", "f.csv: line 3: column 'a' has the number 1e400"),
+        (b"a\n1.5\n" + b"1" * 39, f"f.csv: line 3: column 'a' has the number {'1' * 39}"),
     ]:
         with pytest.raises(persist.InvalidUsage) as caught:
             infer_types(make("csv", data))
@@ -244,6 +245,8 @@ def test_options_say_which_columns_a_file_may_lack_or_have(make: Any) -> None:
         ["line 3: it lacks the columns 'v', 's', which would be NULL: give 'v' as null if that is meant"],
         1,
     )
+    events = make("jsonl", '{"id": 1, "_deleted": true, "x": 1}')
+    assert read(events, schema=schema, mark="_deleted", ignored=("x",)) == ([row | {"_deleted": True}], [], 0)
     plain = CollectionSchema.of(key={"id": pa.int64()}, value=None)
     updates = make("csv", "id,_time,_diff\n1,4,1\n2,5,-1\n3,,1\n4,9,\n5,6,2\n6,x,1\n7,-1,1\n")
     rows, reasons, count = read(updates, schema=plain, mark="_diff", time_column="_time", upper=5)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from datetime import date, datetime, time
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -194,3 +195,34 @@ def test_a_column_that_is_never_null_may_stay_as_it_is_and_else_has_a_value() ->
         names = pa.array(others, pa.list_(pa.string()))
         with pytest.raises(InvalidUpdate, match="event 0 has NULL in 'a'"):
             to_events(pa.table({**columns, "_unchanged": names}), schema, form, None, None)
+
+
+def test_an_event_is_one_update_in_whatever_form_it_comes() -> None:
+    columns = {"k": [1, 2], "a": [1, None], "b": ["x", None], "_time": [0, 0]}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    forms: list[Any] = [[(1, (1, "x"), 0), (2, None, 0)], pa.table({**columns, "_deleted": [False, True]})]
+    for data in (*forms, [{**row, "_deleted": row["k"] == 2} for row in rows]):
+        table = to_events(data, PLAIN, UPSERT, None, None).table
+        found = [table[name].to_pylist() for name in ("_diff", "_deleted", "_seq", "a")]
+        assert found == [[1, 1], [False, True], [0, 1], [1, None]]
+    live = to_events([(1, (1, "x"), 0)], PLAIN, UPSERT, None, None)
+    assert (live.table["_diff"].to_pylist(), live.at_commit, live.is_partial) == ([1], False, False)
+
+
+def test_it_is_asked_which_tombstones_count_where_that_matters() -> None:
+    schema = CollectionSchema.of({"k": pa.int64()}, {"a": pa.int64(), "v": pa.string(), "gone": pa.bool_()})
+    form = build_form(persist.Keyed(order_by=["a"], tombstone="gone"), schema)
+    rows = [{"k": k, "a": 5, "v": "old", "gone": k == 1, "_time": 0, "_diff": 1} for k in (1, 2)]
+    cases: list[tuple[list[dict[str, Any]], bool]] = [
+        ([{"k": 1, "v": "x"}], True), ([{"k": 1, "a": 6, "v": "x"}], False), ([{"k": 1, "a": 6, "gone": True}], True),
+        ([{"k": 2, "v": "x"}], False), ([{"k": 2, "gone": True}], False),
+        ([{"k": 1, "a": 6}, {"k": 2, "v": "x"}], False), ([{"k": 3, "v": "x"}], False),
+    ]  # fmt: skip
+    for events, is_asked in cases:
+        asked = list[int]()
+        timed = [{**event, "_time": 1} for event in events]
+        ready = prepare_events(schema, form, to_partial_events(timed, schema, form, None, None, "insert").table)
+        names = {event["k"] for event in events}
+        present = pa.Table.from_pylist([row for row in rows if row["k"] in names], schema.arrow)
+        complete_events(ready, present, form, "t", find_floor=partial(asked.append, 1))
+        assert asked == [1] * is_asked, events

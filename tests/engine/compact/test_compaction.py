@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -29,7 +30,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
 from persist.core.settings import Tuning
 from persist.core.state_rules.contents import CollectionState
-from persist.engine.compact import MadeRun, choose_next_work
+from persist.engine.compact import ErasedRecords, MadeRun, choose_next_work
 from persist.engine.compact.compactor import _Attempt
 from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import DatedBlob, ImpatientClock
@@ -274,6 +275,22 @@ def test_parts_without_a_key_in_common_stay_if_they_are_large_enough() -> None:
         for run, diffs in (((0, 1, -1), 206), ((1, 0), 200), ((-1, -2), 15)):
             with pytest.raises(AssertionError, match=r"sum to 207, and those of its sources to 206$|overlap in key"):
                 attempt.check(run, diffs)
+
+
+def test_rows_for_which_a_condition_is_null_are_not_erased() -> None:
+    rows = pa.table({"k": [1, 2, 3], "v": ["x", None, "y"]})
+    records = ErasedRecords.select_by_condition(pc.field("v") == "x", CollectionSchema.of(KEY, VALUE))
+    assert [part["k"].to_pylist() for part in (*records.split(rows), records.drop_erased(rows))] == [
+        [1],
+        [2, 3],
+        [2, 3],
+    ]
+
+
+def test_keys_to_erase_narrow_the_parts_where_a_filter_can_tell() -> None:
+    for keys, narrows in (([1, 2], True), ([1, None], False), ([1.0, 2.0], False)):
+        rows = pa.table({"k": pa.array([1, 3], pa.array(keys).type)})
+        assert len(rows.filter(ErasedRecords(pa.table({"k": keys}), None).filter)) == (1 if narrows else 2)
 
 
 def test_small_writes_leave_the_log_when_they_reach_the_cap() -> None:

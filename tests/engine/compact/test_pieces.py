@@ -77,6 +77,7 @@ PARTS: list[Case] = [
     (SAME, [change(10, 105, 206)], [105], [B, C], [0, B, C, 3]),
     (SAME, [change(10, 105, 206)], [205], [B, C], [0, 1, C, 3]),
     (SAME, [change(10, 5, 6), change(10, 205, 206)], [5, 205], [A, C], [A, 1, C, 3]),
+    (SAME, [change(10, 5, 6), change(10, 205, 206)], [5], [A, C], [A, 1, 2, 3]),
     (SAME, [change(300, 190, 300)], [], [], [0, B, C, D]),
     (SAME, [without_keys(change(250, 0, 1))], [205], [A, B, C, D], [0, 1, C, D]),
     # What is smaller than what is rewritten before it, and not large, is rewritten with it.
@@ -103,6 +104,7 @@ PARTS: list[Case] = [
     (row(1998, 64, 1000), [change(700, 97, 98)], [], [], [(-1, 96, QUIET), (96, 100), B, 2]),
     (row(1998, 65, 1000), [change(700, 97, 98)], [], [], [(-1, 96, QUIET), (96, 100), 1, 2]),
     (row(1998, 40, 1000), [change(700, 0, 1)], [], [], [(-1, 3), (3, 100, QUIET), 1, 2]),
+    (row(1998, 1000), [change(700, 0, 1), change(10, 105, 106)], [], [(100, 999)], [(-1, 3), (3, 100, QUIET), 1]),
     # Without known keys, nothing is cut.
     ([without_keys(row(1998)[0]), *row(1000, first=1)], [], [], [], [0, 1]),
     ([without_keys(row(1998)[0]), *row(1000, first=1)], [change(499, 0, 1)], [], [ALL], [0, 1]),

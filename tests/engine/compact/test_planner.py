@@ -99,19 +99,6 @@ def test_a_run_of_the_first_level_has_less_than_as_many_bytes_as_are_merged_into
     assert choose_next_work(contents_of(*small, part_of(most + 1, 7, 7)), POLICY) is None
 
 
-def test_what_was_retracted_before_since_is_destroyed_when_it_must_be() -> None:
-    history = [part_of(100, 0, 9, negatives=5), part_of(100, 10, 19, negatives=5)]
-    contents = contents_of(*history, since=15, as_of9=1000)
-    assert choose_next_work(contents, POLICY) == Forget(9)
-    assert choose_next_work(contents, POLICY, destroy=True) == MakeKeyframe(15)
-    assert choose_next_work(contents_of(*history, since=15, as_of15=1000), POLICY, destroy=True) == Forget(15)
-    assert choose_next_work(contents_of(*history, since=0), POLICY, destroy=True) is None, "nothing was given up yet"
-    beyond = contents_of(*history, since=500, upper=20)
-    assert choose_next_work(beyond, POLICY, destroy=True) == MakeKeyframe(19), (
-        "since may pass upper; a keyframe may not"
-    )
-
-
 # The rules once more: by looking at everything, over small states in which most numbers are at some boundary.
 
 SMALL = Tuning(keyframe_rows_min=6, merge_runs=2, inline_runs=3, inline_bytes=8, part_bytes=20)

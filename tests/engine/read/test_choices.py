@@ -2,7 +2,7 @@
 tells one from another."""
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -24,6 +24,8 @@ from persist.codecs.updates.updates import to_updates
 from persist.core.log.fields import KeyedForm, MachineForm
 from persist.engine.read.following.changes import Transitions, UpsertEvents, _order_by_time, slice_by_time
 from persist.engine.read.keyed import resolution
+from persist.engine.read.keyed.key_replacement import check_one_row_per_key
+from persist.engine.read.lookups import matching
 from persist.engine.read.lookups.lookup import (
     PART_BYTES_MAX,
     Lookup,
@@ -54,7 +56,7 @@ from persist.engine.read.planning import scan as scans
 from persist.engine.read.planning.scan import Scan, sort_by_cost
 from persist.engine.read.planning.snapshot_plan import Explanation
 from persist.engine.read.results import aggregate as aggregating
-from persist.errors import InvalidUsage
+from persist.errors import DuplicateKeys, InvalidUsage
 
 SCHEMA = CollectionSchema.of({"k": pa.int64()}, {"v": pa.int64()})
 PLAIN = CollectionSchema.of(None, {"v": pa.int64()})
@@ -229,6 +231,31 @@ def test_row_groups_are_those_whose_bounds_or_samples_include_a_key() -> None:
     assert {some: exact.to_blocks(np.array(some, np.int64)) for some in blocks} == blocks
 
 
+def test_bounds_of_row_groups_are_those_of_the_footer_and_the_last_may_hold_nan() -> None:
+    for kind, last in ((pa.float64(), "nan"), (pa.float32(), "nan"), (pa.int64(), "6"), (pa.uint8(), "6")):
+        schema = CollectionSchema.of({"k": kind}, {"v": pa.int64()})
+        limits: list[Any] = [([1, 3, 5], [2, 4, 6])]
+        footer = {"groups": Index.groups[:3], "get_first_field_limits": lambda _, kind, known=limits: known[0]}
+        index: Any = type("", (), footer)()
+        bounds = GroupBounds.of(part(3000, rows=25), index, schema, 2500)
+        assert (bounds.firsts.tolist(), bounds.group_count_max) == ([0, 10, 20, 25], 2)
+        assert bounds.leasts is not None
+        assert bounds.greatests is not None
+        assert [str(each) for each in bounds.leasts.batch[0].cast(pa.int64()).to_pylist()] == ["1", "3", "5"]
+        greatest = bounds.greatests.batch[0].to_pylist()
+        assert (greatest[:2], str(greatest[2])) == ([2, 4], last)
+        assert [GroupBounds.of(part(3000), index, schema, size).group_count_max for size in (0, 999, 1000, 3000)] == [
+            1,
+            1,
+            1,
+            3,
+        ]
+        plain = GroupBounds.of(part(3000), index, PLAIN)
+        limits[0] = None
+        for unknown in (plain, GroupBounds.of(part(0), index, schema)):
+            assert (unknown.leasts, unknown.greatests) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
@@ -365,7 +392,7 @@ def test_what_is_kept_of_row_groups_is_a_block_if_all_of_it_is_asked_for(monkeyp
         assert rows._select_touched(np.array(touched, np.int64), groups) == of_them
     assert [rows._find_start(span) for span in ((0, -1), (1, 3), (2, 3))] == [0, 10, 20]
     assert [rows._count_rows(span) for span in ((0, -1), (1, 3), (2, 3))] == [64, 20, 10]
-    assert PartReader(MemoryBlob()).pool.submit(lambda: 5).result() == 5
+    assert not wait([PartReader(MemoryBlob()).pool.submit(int)], timeout=9).not_done, "it has a thread of its own"
 
 
 class ThreeGroups(PartRows):
@@ -455,6 +482,24 @@ def test_partial_sums_are_added_up_when_they_are_more_than_a_limit(monkeypatch: 
     assert dict(zip(*sums.merge().result().to_pydict().values(), strict=True)) == {
         0: 3, 1: 2, 2: 4, 3: 1, **dict.fromkeys(range(8, 12), 2), 12: 1,
     }  # fmt: skip
+
+
+def test_a_bulk_look_up_fetches_row_groups_together_up_to_a_gap_and_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [(0, 100), (100, 200), (251, 300), (350, 400), (400, 500), (500, 502)]
+    index = type("", (), {"groups": [Group(10 * at, 10, *ends) for at, ends in enumerate(places)]})
+    monkeypatch.setattr(PartReader, "index", lambda *_: index)
+    monkeypatch.setattr(matching, "WHOLE_BYTES_MAX", 50)
+    monkeypatch.setattr(matching, "FETCH_BYTES", 250)
+    small, large, inline = (
+        msgspec.structs.replace(PART, blob=blob, inline=b"" if blob else b"x", bytes=size, rows=60)
+        for blob, size in (("part/a", 50), ("part/b", 51), ("", 99))
+    )
+    search = matching._Search(scan(small, large, inline, base=(large, small)), [], None, PartReader(MemoryBlob()))
+    runs = [[0, 1], [2, 3, 4], [5]]
+    of_base = [(large, True, run) for run in runs] + [(small, True, ())]
+    assert [(piece.part, piece.is_base, piece.groups) for piece in search.iterate_pieces()] == [
+        *of_base, (small, False, ()), *((large, False, run) for run in runs), (inline, False, ()),
+    ]  # fmt: skip
 
 
 def test_a_small_share_of_decoded_rows_is_copied() -> None:
@@ -586,3 +631,13 @@ def test_an_explanation_says_all_that_is_read() -> None:
     bare = replace(told, keyframe=None, pruned={"time": 0}, filter=None, index=None)
     lines[1], lines[5:] = "  from no keyframe", ["  pruned    nothing"]
     assert str(bare).splitlines() == lines
+
+
+def test_one_row_for_each_key_is_needed_where_there_are_keys() -> None:
+    twice = pa.table({"k": [1, 2, 1, 3], "v": [5, 5, 6, 5], "_diff": [1, 1, 1, 2]})
+    check_one_row_per_key(twice, PLAIN, "t", "keyed")
+    check_one_row_per_key(twice.slice(0, 2), SCHEMA, "t", "keyed")
+    check_one_row_per_key(twice.slice(0, 0), SCHEMA, "t", "keyed")
+    for rows, key in ((twice, "repeat keys, first of all 1, 3, and"), (twice.slice(3), "first of all 3, and")):
+        with pytest.raises(DuplicateKeys, match=key):
+            check_one_row_per_key(rows, SCHEMA, "t", "keyed")

@@ -389,7 +389,9 @@ def _as_stored(values: tuple[Any, ...], kinds: list[tuple[pa.DataType, list[Any]
     return tuple(sort_key(kind, plain_values(pa.array([value], kind))[0]) for value, (kind, _) in columns)
 
 
-def test_what_a_key_holds_is_told_from_memory_once_it_is_there(client: persist.Client) -> None:
+def test_what_a_key_holds_is_told_from_memory_once_it_is_there(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     collection = client.create_or_load("c", key={"k": pa.int64()}, value={"a": pa.int64(), "b": pa.string()})
     collection.write([((k, (k, "first")), 0, 1) for k in range(1000)], seal=1).result()
     collection.write([((5, (5, "first")), 1, -1), ((5, (5, "second")), 1, 1), ((6, (6, "first")), 1, -1)], seal=2)
@@ -400,6 +402,11 @@ def test_what_a_key_holds_is_told_from_memory_once_it_is_there(client: persist.C
     records = [lookup.record([k], reader) for k in (5, 6, 7, 2000)]
     assert records == [[(5, (5, "second"))], [], [(7, (7, "first"))], []]
     assert lookup.record([5, 6], reader) is None
+    diffs = collection.snapshot(form="diff")
+    assert diffs.get([7]) == diffs.get([7]) == [((7, (7, "first")), 1)]
+    monkeypatch.setattr(type(snapshot), "_read_keys", None)
+    assert snapshot.get([7]) == [(7, (7, "first"))], "of rows, no table is made"
+    monkeypatch.undo()
     with pytest.raises(persist.InvalidUsage, match="key 0 has 'x'"):
         snapshot.get(["x"])
 

@@ -172,6 +172,7 @@ BYTES = [b"ada", None, b"bob!", b"ada@"]
         (pa.array(BYTES, pa.large_binary()), 2),
         (pa.array([b"ada!", None, b"bob!"], pa.binary(4)), 1),
         (pa.array([None, None], pa.string()), 0),
+        (pa.array([None, b"bob"]), 0),
         (pa.array([1, 2]), 0),
         (pa.array(["bob", "ada", "ada"]).dictionary_encode(), 1),
         (pa.array([{"x": "ada", "y": b"ada"}, None]), 2),

@@ -33,7 +33,7 @@ from persist.core.state_rules.location import Dropped, Lease, LocationState
 from persist.core.state_rules.state import CollectionEntry, State
 from persist.engine.follow.checkpoint import INTERVAL, Checkpoint
 from persist.services.fsck import parts
-from persist.services.fsck.checkpoint import _list_record_names
+from persist.services.fsck.checkpoint import CheckpointRepair, _list_record_names
 from persist.services.fsck.examination import (
     OVERDUE_INTERVALS,
     REMADE,
@@ -155,6 +155,14 @@ def test_a_checkpoint_is_compared_with_the_log_member_by_member(
     assert has_contents(log.state) is (has_contents(stored) or has_contents(replayed)), "what can be read now is known"
 
 
+class Frugal(MemoryBlob):
+    """Refuses to read a part of a value, except to see whether it is there."""
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        assert range in (None, (0, 0))
+        return super().get(key, range)
+
+
 def stored_part(blob: MemoryBlob, *keys: int, name: str = "a") -> Part:
     """Store a part of a collection; return its descriptor."""
     [(data, part)] = encode_parts(to_updates([((key, "v"), 1, 1) for key in keys], SOUND.schema), SOUND.schema)
@@ -175,7 +183,7 @@ def examined(blob: MemoryBlob, contents: CollectionState, deep: bool, state: Sta
 
 @pytest.mark.parametrize("deep", [True, False])
 def test_a_part_that_is_not_what_its_descriptor_says_is_told_with_both(deep: bool) -> None:
-    blob = MemoryBlob()
+    blob = Frugal()
     one, two = stored_part(blob, 1, 2), stored_part(blob, 5, 6, 7, name="b")
     contents, size = contents_of(one, two, upper=5), one.bytes + two.bytes
     assert told(sound := examined(blob, contents, deep)) == []
@@ -234,7 +242,7 @@ def test_parts_inside_the_log_runs_and_schemas_are_examined(deep: bool) -> None:
 
 @pytest.mark.parametrize("deep", [True, False])
 def test_what_tables_and_archives_need_is_looked_for(deep: bool) -> None:
-    blob = MemoryBlob()
+    blob = Frugal()
     table = Publication("3" * 32, 1, 4, 1, metadata=("table/b", "table/a"))
     archive = TokenArchive(BlobRef(blob="archive", bytes=5, checksum="4" * 32), 1)
     refused = "until it is back, a write with a token that is not among the newest is refused"
@@ -626,3 +634,28 @@ def test_what_a_checkpoint_lacks_that_was_collected_meanwhile_is_no_problem(
     assert (log._load_contents(state_of(entry), entry), told(log._findings)) == (None, found)
     log._examine_checkpoint(checkpoint)
     assert (told(log._findings), log.bad_checkpoints) == (found, {key} if is_told else set())
+
+
+@pytest.mark.parametrize("makes_one", [True, False])
+def test_checkpoints_are_made_again_before_bad_ones_go(makes_one: bool) -> None:
+    blob, state = MemoryBlob(), state_of(entry_of(change(SOUND, numbered={}, history=())))
+    own, other, sound = (make_checkpoint_key(seqno) for seqno in (7, 3, 2))
+    for key in (own, other) if makes_one else (other,):
+        blob.set(key, b"odd")
+    repair = CheckpointRepair(
+        blob, state, sorted([own, other, sound] if makes_one else [other, sound]), makes_one=makes_one
+    )
+    planned = [(step.action, step.blob, step.why) for step in repair.plan()]
+    made = "what the log says up to seqno 7"
+    gone = [("delete", key, "it cannot be used, and a newer or equal one can") for key in (other, sound)]
+    first: list[Any] = planned[: -len(gone)] or [None]
+    *objects, last = first
+    assert planned[-len(gone) :] == sorted(gone, key=lambda step: step[1])
+    assert last == (("replace", own, made) if makes_one else None)
+    assert [(action, key[:39], why) for action, key, why in objects] == [
+        ("create", f"state/{LOCATION}/", made)
+    ] * makes_one
+    done = [(step.action, step.blob, step.why) for step in repair.run()]
+    assert done == [step for step in planned if step[1] != sound], "what is not bad by now stays"
+    assert [entry.key for entry in blob.list("checkpoint/")] == [own] * makes_one
+    assert [*repair.run()] == []

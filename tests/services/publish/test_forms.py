@@ -232,3 +232,27 @@ def test_versions_know_since_when_they_are_visible(client: persist.Client) -> No
         [entry] = [each for each in client.engine.blob.list(root) if each.key.endswith(".json")]
         assert table.find_visible_since_s(publication) == entry.modified_s
         assert table.find_visible_since_s(msgspec.structs.replace(publication, version=1)) is None
+
+
+def test_the_metadata_of_two_versions_stay_and_only_newer_ones_are_pointed_to(client: persist.Client) -> None:
+    c, table = orders(client, 50), IcebergTable
+    blob, root = client.engine.blob, f"part/{c.id}/metadata/"
+    first: Any = None
+    for time in range(4):
+        c.publish("iceberg")
+        first = first or (c.handle.contents(), c.handle.contents().published["iceberg"])
+        names = sorted(entry.key.removeprefix(root) for entry in blob.list(f"{root}v"))
+        assert names == [*(f"v{number}.metadata.json" for number in range(max(1, time), time + 2)), "version-hint.text"]
+        assert blob.get(f"{root}version-hint.text") == f"{time + 1}".encode()
+        c.write([((time, (f"s{time}", time / 4)), time + 1, -1)], seal=time + 2).result()
+    for is_new in (True, False):
+        table(c.handle, {}).show(*first, is_new=is_new)
+        assert blob.get(f"{root}version-hint.text") == b"4", "who is late changes nothing"
+    for hint in (b"9", b" 9\n"):
+        blob.set(f"{root}version-hint.text", hint)
+        blob.set(f"{root}v9.metadata.json", b'{"table-uuid": "of another"}')
+        with pytest.raises(persist.InvalidUsage, match=r"/v9\.metadata\.json was not written by this library: another"):
+            c.publish("iceberg")
+    blob.set(f"{root}version-hint.text", b"no number")
+    assert c.publish("iceberg").version == 4
+    assert blob.get(f"{root}version-hint.text") == b"5"

@@ -253,6 +253,8 @@ def test_a_catalog_gets_the_whole_change_of_a_version(client: persist.Client, ca
     gone(client.load("orders"), 2)
     c.publish("iceberg", catalog=catalog, identifier="shop.orders")
     assert [each.action for each in asked[1][1]] == [each.action for each in changes[2:]], "it has the schema"
+    kept = [path.name for path in Path(client.url).rglob("v*.metadata.json")]
+    assert sorted(kept) == [f"v{number}.metadata.json" for number in (1, 2, 3)], "the catalog may point to any"
 
 
 def test_a_table_of_somebody_else_in_a_catalog_is_left_alone(client: persist.Client, catalog: Failing) -> None:

@@ -83,11 +83,6 @@ def test_wrong_arguments_exit_with_2(arguments: list[str], capsys: pytest.Captur
     assert "Usage: persist" in "".join(capsys.readouterr())
 
 
-def test_a_storage_option_without_a_value_is_not_shown(run: Run) -> None:
-    assert "NAME=VALUE" in (err := run("ls", "x", "--storage-option", "sEcReT", status=2))
-    assert "sEcReT" not in err
-
-
 def test_storage_options_reach_the_store(folder: Path) -> None:
     assert main(["ls", str(folder), "--storage-option", "fsync=false"]) == 0
 

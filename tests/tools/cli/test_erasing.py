@@ -21,15 +21,6 @@ def location(tmp_path: Path) -> str:
     return str(tmp_path / "shop")
 
 
-def test_without_an_answer_nothing_is_erased(
-    location: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("builtins.input", lambda *_: "no")
-    assert main(["erase", location, "users", "--where", "id = 1", "--reason", "request 17"]) == 2
-    with persist.open(location, mode="read") as client:
-        assert len(list(client.load("users").snapshot().rows())) == 2
-
-
 def test_a_condition_that_is_none_is_refused_before_the_question(
     location: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -433,7 +434,7 @@ def test_java_is_looked_for_where_spark_looks(
 
 
 def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_has_spark", lambda: False)
+    monkeypatch.setattr(metadata, "version", lambda name: throw(metadata.PackageNotFoundError(name)))
     left_out = doctor.Finding("Java", "left out", "PySpark is not installed, and nothing else needs Java")
     assert [*doctor._check_java(Place("shop")), *doctor._check_workers(Place("shop"))] == [left_out]
     assert doctor._split_remedy("One\n thing. Do this. Then that.") == ("One thing", "Do this. Then that.")

@@ -122,13 +122,6 @@ def test_who_waits_before_a_screen_is_told_how_far_it_is(
 
 
 def test_a_program_waits_until_a_time_is_sealed(place: str, run: Run) -> None:
-    assert run("wait", place, "orders", "--until", "12") == "orders is complete up to 12\n"
-    printed = run("wait", place, "shop.items", "--until", "2026-01-01T23:00Z", "--json")
-    assert lines(printed) == [{"collection": "shop.items", "upper": 1767312000}]
-    said = run("wait", place, "orders", "--until", "13", "--timeout", "0.05", status=1)
-    assert said.startswith("persist: ")
-    assert "13" in said
-    assert said.endswith("wait for it with --timeout.\n")
     with persist.open(place, settings=persist.Settings(background=False)) as client:
         orders = client["orders"]
         sealing = threading.Timer(0.1, lambda: orders.seal(14).result())

@@ -31,9 +31,9 @@ def find_drift(route: Route, texts: pa.ChunkedArray, schema: pa.Schema) -> tuple
             for field in nested:
                 if field.name in members:
                     value = _decode(members[field.name], object)
-                    more |= {*find_unknown_fields(value, field.type, f"{quote_name(field.name)}.")}
+                    more.update(find_unknown_fields(value, field.type, f"{quote_name(field.name)}."))
     names = set[str]().union(*shapes)
-    more |= {quote_name(name) for name in names - {*row_type.names}}
+    more.update(quote_name(name) for name in names - {*row_type.names})
     return more, {name for name in schema.names if any(name not in s for s in shapes)}
 
 

@@ -326,7 +326,7 @@ def to_arrow_type(kind: str, *, unsigned: bool = False, precision: int = 0, scal
         return pa.decimal128(precision, scale) if precision <= _DIGITS_MAX else pa.string()
     if kind in _TEXTS:
         return pa.string()
-    if kind in _BYTES | _GEOMETRIES:
+    if kind in _BYTES or kind in _GEOMETRIES:
         return pa.binary()
     return _OTHERS.get(kind)
 

@@ -122,7 +122,7 @@ class BinlogStream:
 
         return BinLogStreamReader(
             {**self._server.settings, "read_timeout": SILENT_S},
-            server_id=random.SystemRandom().randrange(1 << 31, (1 << 32) - 1),
+            server_id=random.SystemRandom().randrange(1 << 31, 1 << 32),
             auto_position=str(self._gtids),
             is_mariadb=self._server.is_mariadb,
             blocking=True,

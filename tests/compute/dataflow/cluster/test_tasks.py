@@ -1,8 +1,9 @@
 """Tasks of a cluster give what a running program gives, at every time; and what they cannot compute is named."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,19 +103,75 @@ def test_what_tasks_cannot_compute_says_why(client: persist.Client) -> None:
     assert "2 dimensions" in str(explain_why_not_partial(Program("two", dimensions=2).plan))
 
 
-def test_there_is_one_shuffle_for_each_change_of_key(client: persist.Client) -> None:
-    write(client, 1, 0, 1)
-    program = Program("p").using(client)
-    t, u = program.source("t"), program.source("u")
+def persisted(stream: Any, *key: str) -> None:
+    stream.persist("by " + key[0], key=[*key])
+
+
+def summed(stream: Any, key: str, of: str) -> Any:
+    return stream.group_by(key).agg(n=col(of).sum())
+
+
+def after_a_join(t: Any, u: Any) -> None:
     joined = t.join(u.map(a=col("a"), v=col("b")), "a")
-    joined.group_by("a").agg(n=col("v").sum()).persist("by a", key=["a"])
-    stages = split_into_stages(program.plan.drop_unused())
-    assert [(each.source is not None, [one.keys for one in each.reads], len(each.sinks)) for each in stages] == [
-        (True, [], 0), (True, [], 0), (False, [("a",), ("a",)], 1)
-    ]  # fmt: skip
-    joined.group_by("s").agg(n=col("v").sum()).persist("by s", key=["s"])
-    stages = split_into_stages(program.plan.drop_unused())
-    assert [[one.keys for one in each.reads] for each in stages if each.reads] == [[("a",), ("a",)], [("s",)]]
+    persisted(summed(joined, "a", "v"), "a")
+    persisted(summed(joined, "b", "v"), "b")
+
+
+def in_a_circle(t: Any, u: Any) -> None:
+    """One side of the last join has the groups' key, and the other side is made of the groups."""
+    groups = summed(t, "a", "b")
+    other = t.map(a=col("a"), v=col("b")).join(groups.map(v=col("n"), z=col("a")), "v")
+    persisted(groups.join(other, "a"), "a")
+
+
+STAGES: dict[Callable[[Any, Any], Any], str] = {
+    lambda t, u: persisted(t, "a"): "source 0 | 0:a Persist",
+    lambda t, u: persisted(summed(t, "a", "b").filter(col("n") > 1).map(c=col("a"), n=col("n")), "c"): (
+        "source Linear 0 | 0:a Reduce Linear Linear Persist"
+    ),
+    lambda t, u: persisted(summed(t, "a", "b").map(c=col("a") + 1), "c"): (
+        "source Linear 0 | 0:a Reduce Linear 1 | 1:c Persist"
+    ),
+    lambda t, u: persisted(summed(t.group_by("a", "b").count(), "a", "b"), "a"): (
+        "source Linear 0 | 0:a,b Reduce Linear 1 | 1:a Reduce Persist"
+    ),
+    lambda t, u: persisted(t.group_by("a").count().group_by("a", "count").agg(n=col("a").max()), "a"): (
+        "source Linear 0 | 0:a Reduce Linear Reduce Persist"
+    ),
+    lambda t, u: persisted(t.concat(u).distinct(), "a", "b"): "source 0 | source 1 | 0:a,b 1:a,b Concat Reduce Persist",
+    lambda t, u: persisted(summed(t.concat(u), "a", "b"), "a"): (
+        "source 0 | source 1 | 0:None 1:None Concat Linear 2 | 2:a Reduce Persist"
+    ),
+    lambda t, u: persisted(t.concat(t.map(a=col("b"), b=col("a"))).distinct(), "b"): (
+        "source Linear Concat 0 | 0:a,b Reduce Persist"
+    ),
+    lambda t, u: persisted(summed(summed(t, "a", "b").map(a=col("a"), b=col("n")).concat(u), "a", "b"), "a"): (
+        "source Linear 0 | source 1 | 0:a 1:a Reduce Linear Concat Linear Reduce Persist"
+    ),
+    lambda t, u: persisted(summed(t, "a", "b").join(u, "a"), "a", "b"): (
+        "source Linear 0 | source 1 | 0:a 1:a Reduce Join Persist"
+    ),
+    after_a_join: "source 0 | source Linear 1 | 0:a 1:a Join Linear Linear Reduce Persist 2 | 2:b Reduce Persist",
+    in_a_circle: ("source Linear Linear 0 1 | 0:a Reduce Linear 2 3 | 1:v 2:v Join 4 | 3:a 4:a Join Persist"),
+}
+
+
+@pytest.mark.parametrize(("build", "told"), STAGES.items(), ids=range(len(STAGES)))
+def test_there_is_one_shuffle_for_each_change_of_key(client: persist.Client, build: Any, told: str) -> None:
+    """Stages are told with the exchanges that they read and their keys, their operators, and what they give."""
+    for name in ("t", "u"):
+        client.create_or_load(name, key={"a": int, "b": int}, value=None)
+    program = Program("p").using(client)
+    build(program.source("t"), program.source("u"))
+    stages = []
+    for stage in split_into_stages(program.plan.drop_unused()):
+        parts = [f"{read.number}:{read.keys and ','.join(read.keys)}" for read in stage.reads]
+        parts += ["source"] * (stage.source is not None)
+        parts += [type(node.operator).__name__ for node in stage.nodes]
+        stages.append(" ".join([*parts, *(f"{each.number}" for each in stage.gives)]))
+        assert {each.number for each in stage.feeds.values()} == {each.number for each in stage.reads}
+        assert [type(sink.operator).__name__ for sink in stage.sinks] == ["Persist"] * parts.count("Persist")
+    assert " | ".join(stages) == told
 
 
 def test_a_job_that_somebody_came_before_is_refused_as_a_whole_and_leaves_nothing(client: persist.Client) -> None:
