@@ -41,9 +41,12 @@ def add_day(location: str, day: int = 0) -> None:
             "cents": [chance.randrange(100, 3000) for _ in paid],
         }
     )
+    tables = {"raw_customers": customers, "raw_orders": orders, "raw_payments": payments}
     with persist.open(location) as client:
-        for name, rows in {"raw_customers": customers, "raw_orders": orders, "raw_payments": payments}.items():
-            client.write(name, rows, key=["id"]).result()
+        loaded = {name: client.create_or_load(name, like=rows, key=["id"]) for name, rows in tables.items()}
+        with client.multi_write() as commit:  # A view of several tables has a time once all of them have it.
+            for name, rows in tables.items():
+                commit.upsert(loaded[name], rows)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     share = config.getoption("thorough")
     seed = f", PERSIST_TEST_SEED={SEED}" if SEED else ""
     if share == 0:
-        return "tier: the first, without what only CI runs (--thorough 0.1)"
+        return "tier: the first, without what only CI runs (--thorough 0.05)"
     return "tier: everything" if share == 1 else f"tier: the first, and {share:.0%} of the second{seed}"
 
 
