@@ -482,12 +482,17 @@ class _Copier:
         records = [entry.key for seqno, entry in list_records(self._target) if seqno < floor]
         named |= _find_part_lists(self._target, range(floor, state.seqno + 1))
         objects = sorted(key for prefix in OBJECTS.values() for key in self._list_present(prefix) - named)
-        earlier_states = [before, *(load_state(self._target, found.checkpoint) for found in stored)]
+        earlier_states, are_known = [before], True
+        for found in stored:
+            try:
+                earlier_states.append(load_state(self._target, found.checkpoint))
+            except MissingBlob:  # A backup stored it after a later one, which has deleted what it names.
+                are_known = False
         shares, *earlier_shares = map(find_sharers, (state, *earlier_states))
 
         def is_unchanged(id_: str) -> bool:
             entry = state.entries.get(id_)
-            return entry is not None and all(past.entries.get(id_) == entry for past in earlier_states)
+            return are_known and entry is not None and all(past.entries.get(id_) == entry for past in earlier_states)
 
         deleted = 0
         for folder, entries in groupby(self._target.list(PARTS), lambda entry: get_second_part(entry.key)):

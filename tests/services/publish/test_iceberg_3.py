@@ -1,12 +1,15 @@
 """Iceberg's format 3: deletion vectors, nanoseconds, row lineage; read by others, and decoded by pyroaring."""
 
 import json
+import struct
+import zlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyroaring
 import pytest
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.catalog import load_catalog
@@ -47,6 +50,28 @@ def entries(url: str) -> list[dict[str, Any]]:
     return found
 
 
+def decoded(entry: dict[str, Any]) -> list[int]:
+    """Return the rows of a deletion vector by the specifications of Iceberg, Puffin and Roaring alone."""
+    data = stored(entry["file_path"]).read_bytes()
+    assert len(data) == entry["file_size_in_bytes"]
+    assert (data[:4], data[-4:], data[-8:-4]) == (b"PFA1", b"PFA1", bytes(4))
+    (length,) = struct.unpack("<i", data[-12:-8])
+    footer = data[-12 - length : -12]
+    assert data[-16 - length : -12 - length] == b"PFA1"
+    [blob] = [blob for blob in json.loads(footer)["blobs"] if blob["offset"] == entry["content_offset"]]
+    assert blob["type"] == "deletion-vector-v1"
+    assert blob["length"] == entry["content_size_in_bytes"]
+    assert blob["properties"] == {
+        "referenced-data-file": entry["referenced_data_file"],
+        "cardinality": str(entry["record_count"]),
+    }
+    content = data[blob["offset"] : blob["offset"] + blob["length"]]
+    (size,), (checksum,) = struct.unpack(">I", content[:4]), struct.unpack(">I", content[-4:])
+    vector = content[4:-4]
+    assert (size, checksum, vector[:4]) == (len(vector), zlib.crc32(vector), b"\xd1\xd3\x39\x64")
+    return [*pyroaring.BitMap64.deserialize(vector[4:])]
+
+
 @pytest.mark.thorough(except_every=2)
 @iceberg_reader
 def test_rows_are_left_out_by_vectors_in_one_file(client: persist.Client, read: Read) -> None:
@@ -59,13 +84,16 @@ def test_rows_are_left_out_by_vectors_in_one_file(client: persist.Client, read: 
     c.write(gone, seal=3).result()
     second = c.publish("iceberg")
     assert same_rows(read(second.url), c) == 1996
-    vectors = [entry.data_file for entry in deletes_of(second.url)]
-    assert {(entry.file_format, entry.file_path) for entry in vectors} == {("PUFFIN", vectors[0].file_path)}
-    assert sorted(entry.record_count for entry in vectors) == [1, 3]
+    vectors = [entry for entry in entries(second.url) if entry["content"] == 1]
+    assert {entry["file_format"].lower() for entry in vectors} == {"puffin"}
+    assert len({entry["file_path"] for entry in vectors}) == 1
+    data = {entry["file_path"]: entry for entry in entries(second.url) if entry["content"] == 0}
+    assert {entry["referenced_data_file"] for entry in vectors} <= {*data}
+    assert sorted(map(decoded, vectors)) == [[3, 4, 700], [999]]
     c.write([((5, ("s5", 1.25)), 3, -1)], seal=4).result()
     third = c.publish("iceberg")
     assert same_rows(read(third.url), c) == 1995
-    assert sorted(entry.data_file.record_count for entry in deletes_of(third.url)) == [1, 4]
+    assert sorted(decoded(entry) for entry in entries(third.url) if entry["content"] == 1) == [[3, 4, 5, 700], [999]]
     assert client.fsck(deep=True).is_clean
 
 
