@@ -519,6 +519,46 @@ def test_a_backup_gives_up_if_its_source_always_moves_on_or_lacks_an_object(
     assert len(tried) == passes
 
 
+class _Overtaken(MemoryBlob):
+    """A target to which another backup begins when some request comes."""
+
+    def __init__(self, place: "Place", request: int) -> None:
+        super().__init__()
+        self._place = place
+        self._left = request
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            for _ in range(30):
+                self._place.step()
+            backup(self._place.blob, self, clock=self._place.blob.clock)
+
+    def create(self, key: str, value: bytes) -> bool:
+        self._count()
+        return super().create(key, value)
+
+    def delete(self, key: str) -> None:
+        self._count()
+        super().delete(key)
+
+
+@pytest.mark.thorough(except_every=6)
+@pytest.mark.parametrize("request_", [1, 10, 22, 34, 46, 58])
+def test_a_backup_that_is_overtaken_deletes_nothing_of_the_other_one(request_: int) -> None:
+    place = Place(DatedBlob(ImpatientClock()), request_)
+    with place.client:
+        for _ in range(60):
+            place.step()
+        target = _Overtaken(place, request_)
+        with suppress(Conflict):
+            backup(place.blob, target, clock=place.blob.clock)
+        # What lies about besides, such as an older checkpoint, goes with the next backup.
+        assert not verify(target, place.blob, clock=place.blob.clock).differences
+        backup(place.blob, target, clock=place.blob.clock)
+        assert verify(target, place.blob, clock=place.blob.clock).is_whole
+
+
 @pytest.mark.parametrize("kind", ["checkpoint", "list", "log", "state"])
 def test_an_object_of_the_log_that_is_damaged_stops_a_backup(
     place: Place, monkeypatch: pytest.MonkeyPatch, kind: str
