@@ -733,3 +733,37 @@ def test_an_error_after_the_copy_says_that_it_is_complete_and_the_next_backup_de
     target.may = True
     assert back_up(place, target).blobs == 0
     assert not [*target.list(f"part/{a.id}/")]
+
+
+@pytest.mark.parametrize("damage", ["none", "deleted meanwhile", "other bytes"])
+def test_an_older_checkpoint_leaves_the_target_whatever_it_is_and_no_newer_one_does(place: Place, damage: str) -> None:
+    """An earlier backup may be interrupted, or go on to delete, because it has seen its own mark before."""
+
+    class Deleting(MemoryBlob):
+        deleted = ""
+
+        def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+            if key == self.deleted:
+                self.delete(key)
+            return super().get(key, range)
+
+    target, a = Deleting(), place.client.load("a")
+    a.compact()
+    store_checkpoint(place)
+    back_up(place, target)
+    stored = {entry.key: target.get(entry.key) or b"" for entry in target.list("")}
+    [old] = [key for key in stored if key.startswith("checkpoint/")]
+    a.erase(where="k >= 0", reason="request 17")
+    place.write("a")
+    store_checkpoint(place)
+    back_up(place, target)
+    needed = sizes(target)
+    for key in stored.keys() - needed.keys():
+        target.set(key, stored[key])
+    if damage == "other bytes":
+        target.set(old, stored[old].replace(b"1", b"2"))
+    elif damage == "deleted meanwhile":
+        target.deleted = old
+    back_up(place, target)
+    assert sizes(target) == needed
+    assert verify(target, place.blob, clock=place.blob.clock).is_whole
