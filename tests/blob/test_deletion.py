@@ -172,6 +172,25 @@ def test_a_request_that_fails_as_a_whole_is_raised_as_it_is(trouble: Trouble, ki
         blob.close()
 
 
+def test_a_folder_is_synced_once_for_all_files_of_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = FileBlob(tmp_path)
+    fill(blob, [f"part/{c}/{number}" for c in "ab" for number in range(10)] + ["list/a/1", "list/a/2"])
+    synced: list[str] = []
+    gone_at_sync: list[int] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        gone_at_sync.append(sum(len(files) for _, _, files in os.walk(tmp_path)))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    delete_all(blob, [f"part/{c}/{number}" for number in range(10) for c in "ab"] + ["list/a/1", "part/c/absent"])
+
+    assert sorted(synced) == ["list/a", "part/a", "part/b"]
+    assert set(gone_at_sync) == {1}, "first all files go, then the folders are synced"
+
+
 def test_a_file_that_cannot_be_deleted_does_not_keep_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -360,6 +360,25 @@ def test_an_interrupted_fetch_does_not_interrupt_those_that_wait_for_it() -> Non
 # Room.
 
 
+def test_a_folder_is_bounded_and_what_was_used_longest_ago_goes_first(store: MeteredBlob, tmp_path: Path) -> None:
+    room = 20_000
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path, folder_bytes=room)
+    for number in range(100):
+        cached.get(f"part/{number}")
+        cached.get("part/0")
+        taken = sum(path.stat().st_size for path in files(tmp_path))
+        assert taken <= room
+        assert taken > room * 0.84 or not cached.get_counts().evictions, "a tenth is made free at once"
+
+    counts = cached.get_counts()
+    assert counts.evictions == 100 - len(files(tmp_path))
+    assert counts.folder_bytes == sum(path.stat().st_size for path in files(tmp_path))
+    before = gets(store)
+    for number in (0, *range(90, 100)):
+        assert cached.get(f"part/{number}") == value_of(number)
+    assert gets(store) == before
+
+
 def test_a_value_that_is_large_for_the_room_is_not_kept(store: MeteredBlob, tmp_path: Path) -> None:
     for less in (1, 0):
         in_memory = Cache((1000 + ENTRY_OVERHEAD_BYTES) * FILE_SHARE_MAX - less)
