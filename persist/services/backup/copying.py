@@ -473,15 +473,18 @@ class _Copier:
             before: the target's state before this backup.
         """
         state = self._load_checkpointed_state()
-        floor, checkpoints, named = state.control.log_floor, list[str](), set[str]()
-        if checkpoint is not None:
-            seqno = checkpoint.checkpoint.seqno
-            checkpoints = [entry.key for found, entry in list_checkpoints(self._target) if found <= seqno]
-            named = Names(self._target).list_named(checkpoint.checkpoint)
-        older = [key for key in checkpoints if checkpoint is not None and key != checkpoint.pointer.blob]
+        floor = state.control.log_floor
+        present = {key for prefix in OBJECTS.values() for key in self._list_present(prefix)}
         records = [entry.key for seqno, entry in list_records(self._target) if seqno < floor]
-        named |= _find_part_lists(self._target, range(floor, state.seqno + 1))
-        objects = sorted(key for prefix in OBJECTS.values() for key in self._list_present(prefix) - named)
+        named = _find_part_lists(self._target, range(floor, state.seqno + 1))
+        newest, stored = -1 if checkpoint is None else checkpoint.checkpoint.seqno, [*list_checkpoints(self._target)]
+        older = [entry.key for seqno, entry in stored if seqno < newest]
+        # A reader of the target may have made newer ones meanwhile.
+        newer = [read_checkpoint(self._target, entry.key) for seqno, entry in stored if seqno > newest]
+        names, copied = Names(self._target), None if checkpoint is None else checkpoint.checkpoint
+        named = named.union(*(names.list_named(kept) for kept in (copied, *newer) if kept is not None))
+        objects = sorted(present - named)
+        checkpoints = [entry.key for seqno, entry in stored if seqno <= newest]
         earlier_states = [before, *map(self._load_earlier_state, checkpoints)]
         shares, *earlier_shares = map(find_sharers, (state, *earlier_states))
 

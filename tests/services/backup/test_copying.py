@@ -767,3 +767,27 @@ def test_an_older_checkpoint_leaves_the_target_whatever_it_is_and_no_newer_one_d
     back_up(place, target)
     assert sizes(target) == needed
     assert verify(target, place.blob, clock=place.blob.clock).is_whole
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_checkpoint_that_a_reader_of_the_target_makes_during_a_backup_keeps_its_objects(
+    place: Place, has_checkpoint: bool
+) -> None:
+    class Read(MemoryBlob):
+        last = ""
+
+        def create(self, key: str, value: bytes) -> bool:
+            is_new = super().create(key, value)
+            if key == self.last:
+                with persist.open(self, clock=ImpatientClock(), settings=tuned(background=False)) as reader:
+                    write_checkpoint(self, *reader.engine.follower.get_recent_records())
+            return is_new
+
+    target = Read()
+    if has_checkpoint:
+        store_checkpoint(place)
+    back_up(place, target)
+    place.client.load("a").compact()
+    target.last = max(records(place.blob))
+    check(target, place.held, backup(place.blob, target, clock=place.blob.clock))
+    check(target, place.held, back_up(place, target))
