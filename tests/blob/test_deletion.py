@@ -20,7 +20,7 @@ from persist.core.log.keys import is_immutable
 from tests.blob.conftest import fill
 from tests.blob.stores.test_s3 import client_of
 from tests.support.clocks import ImpatientClock
-from tests.support.servers.fake_s3 import fake_s3
+from tests.support.servers.fake_s3 import Trouble, fake_s3
 
 
 def keys_of(blob: Blob) -> list[str]:
@@ -95,6 +95,15 @@ def test_s3_is_asked_once_for_a_thousand_keys() -> None:
         metered.close()
 
 
+def test_a_key_that_xml_cannot_hold_does_not_keep_the_others() -> None:
+    with fake_s3() as server:
+        blob = client_of(server)
+        assert delete_all(blob, ["a", "\uffff", "<b>&amp;", "\ufffe/c"]) == 4
+        methods = {method for method, _ in server.requests if method != "GET"}  # A get tells a page from an answer.
+        assert methods == {"DELETE", "POST"}
+        blob.close()
+
+
 def test_keys_that_s3_could_not_delete_are_named_with_the_reason() -> None:
     with fake_s3() as server:
         blob = client_of(server)
@@ -138,6 +147,48 @@ def test_keys_that_may_be_deleted_later_are_tried_again_alone() -> None:
 
 
 # A folder.
+
+
+def test_keys_that_can_never_be_deleted_are_given_up_and_returned() -> None:
+    with fake_s3() as server:
+        blob = RetryBlob(client_of(server), attempts_max=3, clock=ImpatientClock())
+        server.undeletable = {"/bucket/prefix/b": "InternalError"}
+        with pytest.raises(NotDeleted, match=r"1 of many keys .* 'b'"):
+            delete_all(blob, "abc")
+        assert blob.get_counts()["delete"] == RetryCount(retries=2, gave_up=1)
+        blob.close()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind"),
+    [(Trouble.DENIED, StoreMisconfigured), (Trouble.SLOW_DOWN, Throttled), (Trouble.ERROR_AFTER, Indeterminate)],
+)
+def test_a_request_that_fails_as_a_whole_is_raised_as_it_is(trouble: Trouble, kind: type[PersistError]) -> None:
+    with fake_s3(trouble) as server:
+        blob = client_of(server)
+        with pytest.raises(kind, match="'a' at s3://bucket/prefix"):
+            delete_all(blob, "abc")
+        assert delete_all(blob, "abc") == 3
+        blob.close()
+
+
+def test_a_folder_is_synced_once_for_all_files_of_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = FileBlob(tmp_path)
+    fill(blob, [f"part/{c}/{number}" for c in "ab" for number in range(10)] + ["list/a/1", "list/a/2"])
+    synced: list[str] = []
+    gone_at_sync: list[int] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        gone_at_sync.append(sum(len(files) for _, _, files in os.walk(tmp_path)))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    delete_all(blob, [f"part/{c}/{number}" for number in range(10) for c in "ab"] + ["list/a/1", "part/c/absent"])
+
+    assert sorted(synced) == ["list/a", "part/a", "part/b"]
+    assert set(gone_at_sync) == {1}, "first all files go, then the folders are synced"
 
 
 def test_a_file_that_cannot_be_deleted_does_not_keep_the_others(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from persist.blob.errors import PersistError, Unavailable
-from persist.blob.layers.metered import BUCKETS_PER_OCTAVE, Count, LatencyHistogram, MeteredBlob
+from persist.blob.layers.metered import BUCKETS, BUCKETS_PER_OCTAVE, Count, LatencyHistogram, MeteredBlob
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import LIST_PAGE_ENTRIES, MemoryBlob
 
@@ -75,6 +75,11 @@ def test_merging_is_the_same_as_recording_in_one() -> None:
     for share in (0.0, 0.3, 0.5, 0.9, 0.99, 1.0):
         assert merged.estimate_quantile_s(share) == whole.estimate_quantile_s(share)
     assert (merged.total, merged.max_s) == (whole.total, whole.max_s)
+
+
+def test_memory_is_bounded() -> None:
+    histogram = filled([math.ldexp(1 + n / 7, e) for n in range(7) for e in range(-80, 80)])
+    assert len(histogram._buckets) == BUCKETS
 
 
 def test_a_failed_call_is_timed_and_counted_as_an_error() -> None:

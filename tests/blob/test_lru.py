@@ -227,3 +227,19 @@ def test_one_scan_drops_nothing_that_is_wanted_more_often() -> None:
         read(kept, range(10))
     assert read(kept, range(100, 1000)) == 0
     assert read(kept, range(10)) == 10
+
+
+def test_to_peek_counts_for_nothing() -> None:
+    kept = cache(1)
+    kept.put(1, bytes(100))
+    kept.get(1)
+    for _ in range(10):
+        assert kept.peek(1) == bytes(100)
+        assert kept.peek(2) is None
+    kept.put(2, bytes(100))
+    assert kept.peek(2) is None
+    for _ in range(3):
+        kept.get(2)
+    kept.put(2, bytes(100))
+    assert kept.peek(1) is None
+    assert kept.peek(2) == bytes(100)

@@ -17,12 +17,13 @@ from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.retry import RetryBlob
 from persist.blob.protocol import Blob, delete_all
+from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob
 from persist.blob.stores.s3 import S3Blob, S3Options
 from persist.blob.url import open_blob
 from persist.core.log.keys import is_immutable
 from tests.support.clocks import ImpatientClock
-from tests.support.servers.fake_s3 import FakeS3, Trouble, fake_s3
+from tests.support.servers.fake_s3 import CHECKSUM, FakeS3, Trouble, fake_s3
 
 CUSTOMER_KEY = base64.b64encode(b"0123456789abcdef0123456789abcdef").decode()
 SECRETS = {
@@ -126,6 +127,43 @@ def test_a_signed_url_is_no_location_and_is_not_shown(url: str) -> None:
     assert "recognisable" not in "".join(everything_shown(raised.value))
 
 
+ENCRYPTIONS: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({}, {}),
+    ({"server_side_encryption": "AES256"}, {"": "AES256"}),
+    ({"server_side_encryption": "aws:kms"}, {"": "aws:kms"}),
+    ({"server_side_encryption": "aws:kms", "sse_kms_key_id": "key-id"}, {"": "aws:kms", "-aws-kms-key-id": "key-id"}),
+    ({"server_side_encryption": "aws:kms:dsse", "sse_kms_key_id": "k"}, {"": "aws:kms:dsse", "-aws-kms-key-id": "k"}),
+    ({"sse_customer_key": CUSTOMER_KEY}, {"-customer-algorithm": "AES256", "-customer-key": CUSTOMER_KEY}),
+]
+
+
+@pytest.mark.thorough(except_every=3)
+@pytest.mark.parametrize(("options", "sent"), ENCRYPTIONS)
+@pytest.mark.parametrize("size", [0, 5, 20 << 20])
+def test_encryption_goes_with_every_put(options: dict[str, Any], sent: dict[str, str], size: int) -> None:
+    value = bytes(size)
+    with fake_s3() as server:
+        blob = client_of(server, **{"sse_customer_key": None, **options})
+        assert blob.create("a", value)
+        assert not blob.create("a", value)
+        blob.set("b", value)
+        assert blob.get("b") == value
+        blob.close()
+        puts = [headers for method, headers in server.requests if method == "PUT"]
+        (get,) = [headers for method, headers in server.requests if method == "GET"]
+        assert len(puts) == 3 == len(server.requests) - 1, "no value is sent in several requests"
+    start = "x-amz-server-side-encryption"
+    expected = {f"{start}{rest}": value for rest, value in sent.items()}
+    for headers in puts:
+        found = {name: value for name, value in headers.items() if name.startswith(start) and "md5" not in name}
+        assert found == expected
+        assert headers[CHECKSUM]
+    needed_to_read = {name: value for name, value in expected.items() if "customer" in name}
+    assert {
+        name: value for name, value in get.items() if name.startswith(start) and "md5" not in name
+    } == needed_to_read
+
+
 def test_the_options_reach_the_store_by_its_url() -> None:
     with fake_s3() as server:
         options = {"endpoint_url": server.url, "region": "us-east-1", **SECRETS}
@@ -192,6 +230,46 @@ def test_a_listing_out_of_order_or_that_goes_round_is_refused() -> None:
         with pytest.raises(StoreMisconfigured, match="'a' after 'a'"):
             list(blob.list("", "a"))
         blob.close()
+
+
+ESCAPES = ["../outside", "a/../../outside", "/etc/passwd", "a//b", "./a", "a/.", "..", "a\0b", "a\r\nHost: b", "\ud800"]
+
+
+@pytest.mark.thorough(except_every=3)
+@pytest.mark.parametrize("key", ESCAPES)
+@pytest.mark.parametrize("kind", ["folder", "s3", "cached"])
+def test_a_key_that_could_escape_is_refused_by_every_call_before_anything_is_sent(
+    key: str, kind: str, tmp_path: Path
+) -> None:
+    with fake_s3() as server:
+        if kind == "folder":
+            blob: Blob = FileBlob(tmp_path / "location")
+        elif kind == "s3":
+            blob = client_of(server)
+        else:
+            blob = CachedBlob(client_of(server), folder=tmp_path / "cache", is_immutable=lambda key: True)
+        calls: list[Callable[[], object]] = [
+            lambda: blob.create(key, b""),
+            lambda: blob.set(key, b""),
+            lambda: blob.get(key),
+            lambda: blob.get(key, (0, 1)),
+            lambda: blob.delete(key),
+            lambda: delete_all(blob, ["fine", key]),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidUsage, match="is not allowed"):
+                call()
+        assert server.requests == []
+        blob.close()
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_folder_outside_is_not_listed_by_a_prefix(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_bytes(b"")
+    blob = FileBlob(tmp_path / "location")
+    blob.set("key", b"")
+    for prefix in ("../", "..", "/", "a/../../", str(tmp_path) + "/"):
+        assert list(blob.list(prefix)) == []
 
 
 def modes_in(folder: Path) -> dict[str, int]:

@@ -221,6 +221,16 @@ def test_a_default_that_has_no_place_in_a_finer_unit_is_said_to_have_none(
     assert orders.evolve(add={"n": pa.int8()}) == 3
 
 
+def test_a_record_that_changes_a_default_is_refused(orders: persist.Collection) -> None:
+    orders.evolve(add={"x": pa.int32()}, defaults={"x": 7})
+    schema = orders.schema.to_json() | {"version": 3}
+    for changed in ({}, {"3": 8}):
+        with pytest.raises((ValueError, persist.errors.SchemaMismatch), match="keeps the default"):
+            orders.handle.submit("evolve", [record_kinds.Evolve(orders.id, {**schema, "defaults": changed})]).result()
+    orders.handle.submit("evolve", [record_kinds.Evolve(orders.id, {**schema, "defaults": {"3": 7}})]).result()
+    assert {row["x"] for row in rows(orders)} == {7}
+
+
 @pytest.mark.parametrize(
     ("kind", "given", "expected"),
     [

@@ -47,7 +47,7 @@ from typing import Any
 
 import msgspec
 
-from persist.blob.errors import Conflict, CorruptBlob, MissingBlob
+from persist.blob.errors import Conflict, CorruptBlob, Corruption, MissingBlob
 from persist.blob.protocol import Blob, delete_all
 from persist.blob.threads import Clock, Pool, SystemClock
 from persist.codecs.part.part import compute_checksum
@@ -79,7 +79,7 @@ from persist.core.rendering import Shown, format_count
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import CollectionEntry, State
-from persist.engine.follow.checkpoint import StoredCheckpoint, iterate_checkpoints, load_contents, load_state
+from persist.engine.follow.checkpoint import StoredCheckpoint, load_contents, load_state, read_checkpoint
 from persist.engine.follow.follower import Follower
 from persist.engine.upkeep import OBJECTS, Names, find_sharers, list_named
 
@@ -473,16 +473,19 @@ class _Copier:
             before: the target's state before this backup.
         """
         state = self._load_checkpointed_state()
-        floor, stored, named = state.control.log_floor, list[StoredCheckpoint](), set[str]()
-        if checkpoint is not None:
-            seqno = checkpoint.checkpoint.seqno
-            stored = [found for found in iterate_checkpoints(self._target) if found.checkpoint.seqno <= seqno]
-            named = Names(self._target).list_named(checkpoint.checkpoint)
-        older = [old.pointer.blob for old in stored[1:]]
+        floor = state.control.log_floor
+        present = {key for prefix in OBJECTS.values() for key in self._list_present(prefix)}
         records = [entry.key for seqno, entry in list_records(self._target) if seqno < floor]
-        named |= _find_part_lists(self._target, range(floor, state.seqno + 1))
-        objects = sorted(key for prefix in OBJECTS.values() for key in self._list_present(prefix) - named)
-        earlier_states = [before, *(load_state(self._target, found.checkpoint) for found in stored)]
+        named = _find_part_lists(self._target, range(floor, state.seqno + 1))
+        newest, stored = -1 if checkpoint is None else checkpoint.checkpoint.seqno, [*list_checkpoints(self._target)]
+        older = [entry.key for seqno, entry in stored if seqno < newest]
+        # A reader of the target may have made newer ones meanwhile.
+        newer = [read_checkpoint(self._target, entry.key) for seqno, entry in stored if seqno > newest]
+        names, copied = Names(self._target), None if checkpoint is None else checkpoint.checkpoint
+        named = named.union(*(names.list_named(kept) for kept in (copied, *newer) if kept is not None))
+        objects = sorted(present - named)
+        checkpoints = [entry.key for seqno, entry in stored if seqno <= newest]
+        earlier_states = [before, *map(self._load_earlier_state, checkpoints)]
         shares, *earlier_shares = map(find_sharers, (state, *earlier_states))
 
         def is_unchanged(id_: str) -> bool:
@@ -498,6 +501,14 @@ class _Copier:
             unused = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in used]
             deleted += self._delete_extra(unused)
         return deleted + sum(self._delete_extra(keys) for keys in (older, records, objects))
+
+    def _load_earlier_state(self, key: str) -> State:
+        """Return the state of a target's checkpoint; if unreadable, the empty one, so that all has changed."""
+        try:
+            checkpoint = read_checkpoint(self._target, key)
+            return State() if checkpoint is None else load_state(self._target, checkpoint)
+        except Corruption:
+            return State()
 
     def _delete_extra(self, keys: Sequence[str]) -> int:
         """Delete blobs from the target; return their number. Raises Conflict if another backup changes it."""

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -27,9 +28,12 @@ from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.lru import Cache
 from persist.blob.protocol import TEMPORARY_AGE_MAX_S, MemoryBlob
+from persist.blob.stores.file import FileBlob
 from persist.blob.threads import SystemClock
 from persist.core.log.keys import is_immutable
 from tests.support.clocks import ImpatientClock
+from tests.support.forks import forked_python
+from tests.support.paths import ROOT
 from tests.support.stepped import WAIT_S, wait_until
 
 KEY = "part/c/00000000000000000001-0123456789abcdef0123456789abcdef.parquet"
@@ -356,6 +360,25 @@ def test_an_interrupted_fetch_does_not_interrupt_those_that_wait_for_it() -> Non
 # Room.
 
 
+def test_a_folder_is_bounded_and_what_was_used_longest_ago_goes_first(store: MeteredBlob, tmp_path: Path) -> None:
+    room = 20_000
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path, folder_bytes=room)
+    for number in range(100):
+        cached.get(f"part/{number}")
+        cached.get("part/0")
+        taken = sum(path.stat().st_size for path in files(tmp_path))
+        assert taken <= room
+        assert taken > room * 0.84 or not cached.get_counts().evictions, "a tenth is made free at once"
+
+    counts = cached.get_counts()
+    assert counts.evictions == 100 - len(files(tmp_path))
+    assert counts.folder_bytes == sum(path.stat().st_size for path in files(tmp_path))
+    before = gets(store)
+    for number in (0, *range(90, 100)):
+        assert cached.get(f"part/{number}") == value_of(number)
+    assert gets(store) == before
+
+
 def test_a_value_that_is_large_for_the_room_is_not_kept(store: MeteredBlob, tmp_path: Path) -> None:
     for less in (1, 0):
         in_memory = Cache((1000 + ENTRY_OVERHEAD_BYTES) * FILE_SHARE_MAX - less)
@@ -560,10 +583,98 @@ def test_a_folder_that_is_removed_is_made_again(store: MeteredBlob, tmp_path: Pa
     assert cached.get_counts().disk_errors == 0
 
 
+def test_files_of_others_in_the_folder_are_left_alone_and_old_temporaries_are_not(
+    store: MeteredBlob, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_bytes(b"x" * 50_000)
+    for name, age_s in (("a" * 32, TEMPORARY_AGE_MAX_S + 60), ("b" * 32, 60)):
+        path = tmp_path / f".tmp-{name}.cached"
+        path.write_bytes(b"half")
+        os.utime(path, (time.time() - age_s,) * 2)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(0), folder=tmp_path, folder_bytes=20_000)
+    for number in range(50):
+        cached.get(f"part/{number}")
+    assert len(files(tmp_path)) > 5
+    others = [name for name in os.listdir(tmp_path) if not name[0].isalnum() or name.endswith("txt")]
+    assert sorted(others) == [f".tmp-{'b' * 32}.cached", "notes.txt"]
+
+
+WORKER = """
+import random, sys
+from persist.blob.lru import Cache
+from persist.blob.layers.cache import CachedBlob
+from persist.blob.stores.file import FileBlob
+from persist.blob.layers.metered import MeteredBlob
+from persist.core.log.keys import is_immutable
+store = MeteredBlob(FileBlob(sys.argv[1]))
+room = {"memory": Cache(0), "folder_bytes": int(sys.argv[3])}
+cached = CachedBlob(store, is_immutable=is_immutable, folder=sys.argv[2], **room)
+chance = random.Random(int(sys.argv[4]))
+for _ in range(1500):
+    number = min(int(chance.expovariate(0.05)), 99)
+    assert cached.get(f"part/{number}") == random.Random(number).randbytes(1000)
+counts = cached.get_counts()
+assert counts.disk_errors == counts.corrupt == 0, counts
+print(counts.folder_hits, counts.misses, counts.evictions)
+"""
+
+
+@pytest.mark.thorough
+def test_processes_share_a_folder_that_is_too_small_for_them(tmp_path: Path) -> None:
+    store = FileBlob(tmp_path / "store", fsync=False)
+    for number in range(100):
+        store.set(f"part/{number}", value_of(number))
+    room, processes = 40_000, 4
+    command = [*forked_python(), "-c", WORKER, str(tmp_path / "store"), str(tmp_path / "cache"), str(room)]
+    running = [
+        subprocess.Popen([*command, str(n)], cwd=ROOT, stdout=subprocess.PIPE, text=True) for n in range(processes)
+    ]
+    largest = 0
+    while any(each.poll() is None for each in running):
+        largest = max(largest, sum(size_of(path) for path in files(tmp_path / "cache")))
+        time.sleep(0.01)
+    results = []
+    for each in running:
+        with each:
+            assert each.stdout is not None
+            results.append([int(word) for word in each.stdout.read().split()])
+        assert each.returncode == 0
+    hits, misses, evictions = (sum(column) for column in zip(*results, strict=True))
+    assert hits > misses > 100, "more than each process of its own would make of it"
+    assert evictions > 100
+    assert largest <= room * (1 + processes / 16) + processes * 1200
+    assert [name for name in os.listdir(tmp_path / "cache") if name.startswith(".tmp")] == []
+
+
+def size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 @pytest.mark.parametrize("wrong", [{"folder_bytes": 0}])
 def test_room_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidUsage, match="is not allowed"):
         CachedBlob(MemoryBlob(), is_immutable=is_immutable, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.thorough
+def test_many_threads_and_little_room_give_right_answers(store: MeteredBlob, tmp_path: Path) -> None:
+    cached = CachedBlob(store, is_immutable=is_immutable, memory=Cache(15_000), folder=tmp_path, folder_bytes=30_000)
+
+    def read(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(300):
+            number = chance.randrange(100)
+            if chance.random() < 0.05:
+                cached.set(f"part/{number}", value_of(number))
+            assert cached.get(f"part/{number}") == value_of(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, range(8)))
+    assert cached.get_counts().memory_bytes <= 15_000
+    assert cached._fetches == {}
 
 
 def test_a_file_that_is_written_while_another_thread_makes_room_is_within_it_too(

@@ -1,5 +1,6 @@
 """Credentials that expire: who asks for new ones, when, and that requests are signed with them."""
 
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -12,7 +13,10 @@ from botocore.exceptions import ConnectTimeoutError, CredentialRetrievalError
 
 from persist.blob.errors import Indeterminate, StoreMisconfigured, Unavailable
 from persist.blob.stores.s3 import S3Blob
+from tests.support.forks import forked_python
 from tests.support.iam import Gate
+from tests.support.paths import ROOT
+from tests.support.stepped import WAIT_S
 
 ROLE = "arn:aws:iam::123456789012:role/writer"
 
@@ -113,3 +117,31 @@ def test_a_missing_file_of_credentials_is_not_an_absent_value() -> None:
         blob._place = replace(blob._place, session=Empty())
         with pytest.raises(StoreMisconfigured, match="no AWS credentials"):
             blob.get("key")
+
+
+FORKED = """
+import os, sys
+from persist.blob.errors import InvalidUsage, PersistError
+from persist.blob.stores.s3 import S3Blob
+given = {"endpoint_url": "http://127.0.0.1:9", "region": "us-east-1", "access_key_id": "id", "secret_access_key": "s"}
+def ask():
+    try:
+        S3Blob("bucket", "prefix", given).get("key")
+    except PersistError as error:
+        print(type(error).__name__, str(error)[-120:], flush=True)
+ask()
+if os.fork() == 0:
+    ask()
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.thorough  # A new process signs with another one's credentials.
+def test_a_forked_process_is_told_to_be_spawned() -> None:
+    command = [*forked_python(), "-W", "ignore", "-c", FORKED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True)
+    before, after = done.stdout.splitlines()
+    assert before.startswith("Unavailable")
+    assert after.startswith("InvalidUsage")
+    assert "get_context('spawn')" in after

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from persist.blob.errors import (
 )
 from persist.blob.protocol import TEMPORARY_AGE_MAX_S, BlobEntry
 from persist.blob.stores.file import CLOCK_TICK_NS, FileBlob
+from tests.support.forks import forked_python
 
 ROOT = Path(__file__).parents[3]
 NOBODY = 65534
@@ -148,6 +150,17 @@ def test_a_large_value_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
     assert (blob.get("key"), blob.get_at_most("key", 10)) == (b"0123456789", b"0123456789")
 
 
+def test_a_folder_that_another_process_made_is_synced_in_its_parent_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").mkdir()
+    calls = Calls(monkeypatch, tmp_path)
+
+    FileBlob(tmp_path).create("log/1", b"value")
+
+    assert calls.index("fsync ..") < calls.index("fsync .") < calls.index("link temporary log/1")
+
+
 def test_whoever_finds_a_value_whose_writer_died_syncs_its_folder_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +176,18 @@ def test_whoever_finds_a_value_whose_writer_died_syncs_its_folder_once(
     assert calls == ["fsync log"]
     assert [loser.create("log/1", b"late"), loser.create("log/1", b"late")] == [False] * 2
     assert calls == ["fsync log"] * 2
+
+
+def test_whoever_finds_a_value_whose_writer_has_synced_it_does_not_sync_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FileBlob(tmp_path).create("log/1", b"value")
+    FileBlob(tmp_path).set("log/2", b"value")
+    calls = Calls(monkeypatch, tmp_path)
+
+    assert [FileBlob(tmp_path).get(key) for key in ("log/1", "log/2")] == [b"value"] * 2
+    assert not FileBlob(tmp_path).create("log/1", b"late")
+    assert calls == []
 
 
 @pytest.mark.parametrize("operation", ["create", "set"])
@@ -371,6 +396,12 @@ def test_a_file_that_takes_the_place_of_the_root_later_is_an_error_not_an_empty_
             call()
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a file system that nobody may write to")
+def test_a_folder_that_cannot_be_written_to_is_named() -> None:
+    with pytest.raises((StoreMisconfigured, Unavailable), match="/proc/self/location"):
+        FileBlob("/proc/self/location").create("key", b"value")
+
+
 WITHOUT_RIGHTS = """
 import os, sys
 from persist.blob.stores.file import FileBlob
@@ -391,6 +422,29 @@ for name, call in calls.items():
     except StoreMisconfigured as error:
         print(name, error)
 """
+
+
+def test_a_user_without_rights_is_told_which_folder_and_what_to_do(tmp_path_factory: pytest.TempPathFactory) -> None:
+    location = tmp_path_factory.mktemp("location")
+    for parent in (location, *location.parents):
+        if parent.stat().st_uid == os.getuid() and parent.stat().st_mode & 0o777 == 0o700:
+            parent.chmod(0o755)
+    (location / "key").write_bytes(b"value")
+    (location / "hidden").mkdir(mode=0o700)
+    (location / "hidden").chmod(0)
+    location.chmod(0o555)
+    try:
+        command = [*forked_python(), "-c", WITHOUT_RIGHTS, str(location), str(NOBODY)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    finally:
+        location.chmod(0o755)
+        (location / "hidden").chmod(0o700)
+
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["create", "set", "delete", "get", "list"]
+    for line in lines:
+        assert f"in folder {location}: Permission denied. Give this user the right to" in line
+    assert sorted(os.listdir(location)) == ["hidden", "key"]
 
 
 def test_what_comes_while_a_folder_is_synced_is_not_taken_for_synced(

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from persist.blob.errors import InvalidUsage, ReadOnlyStore
+from persist.blob.errors import InvalidUsage, ReadOnlyStore, StoreMisconfigured
+from persist.blob.protocol import Blob
+from persist.blob.stores.fsspec import FsspecBlob
 from persist.blob.url import open_blob
 from tests.blob.conftest import place_of
 from tests.support.paths import ROOT
@@ -48,6 +50,14 @@ def test_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
     blob.close()
 
 
+def test_a_read_only_blob_sees_what_others_write_meanwhile(tmp_path: Path) -> None:
+    blob = open_blob(f"fsspec+file://{tmp_path}")
+    assert list(blob.list("")) == []
+    (tmp_path / "key").write_bytes(b"value")
+    assert [entry.key for entry in blob.list("")] == ["key"]
+    blob.close()
+
+
 def test_a_scheme_that_nobody_knows_is_refused() -> None:
     with pytest.raises(InvalidUsage, match="unknown scheme 'nonsense'"):
         open_blob("nonsense://user:password@host/path")
@@ -59,6 +69,25 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "ocifs", None)  # No other test asks for it, and fsspec remembers what it found.
     with pytest.raises(InvalidUsage, match=r"oci:// needs a package that is not installed.*ocifs"):
         open_blob("oci://bucket/prefix")
+
+
+def s3fs_blob(bucket: str, s3_options: dict[str, Any], **options: Any) -> Blob:
+    place = place_of("fsspec", Path(), s3_options, bucket, "prefix")
+    return FsspecBlob(place.url.removeprefix("fsspec+"), {**place.options, **options})
+
+
+@pytest.mark.thorough
+def test_a_bucket_that_does_not_exist_is_an_error_and_not_an_empty_store(s3_options: dict[str, Any]) -> None:
+    blob = s3fs_blob("no-such-bucket", s3_options)
+    for call in (
+        lambda: blob.get("key"),
+        lambda: blob.create("key", b""),
+        lambda: blob.set("key", b""),
+        lambda: list(blob.list("")),
+    ):
+        with pytest.raises(StoreMisconfigured, match=r"s3://no-such-bucket/prefix.*Create the bucket"):
+            call()
+    blob.close()
 
 
 @pytest.mark.thorough  # Only a new process imports s3fs anew.

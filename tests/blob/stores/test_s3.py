@@ -9,11 +9,11 @@ from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from persist.blob.errors import Indeterminate, InvalidUsage, StoreMisconfigured, Unavailable
+from persist.blob.errors import Indeterminate, InvalidUsage, StoreMisconfigured, Throttled, Unavailable
 from persist.blob.stores.s3 import S3Blob
 from persist.blob.url import open_blob
 from tests.support.forks import forked_python
@@ -32,6 +32,19 @@ SECRETS = {
 def client_of(server: FakeS3, read_timeout_s: float = 20.0, **options: Any) -> S3Blob:
     given = {"endpoint_url": server.url, "region": "us-east-1", **SECRETS, **options}
     return S3Blob("bucket", "prefix", given, read_timeout_s=read_timeout_s)
+
+
+@pytest.mark.parametrize("trouble", [Trouble.SLOW_DOWN, Trouble.CONFLICT])
+def test_a_create_that_s3_refused_did_not_happen(trouble: Trouble) -> None:
+    with fake_s3(trouble) as server:
+        blob = client_of(server)
+        with pytest.raises(Unavailable, match=rf"create 'key' at s3://bucket/prefix: {trouble.code}.*try again"):
+            blob.create("key", b"mine")
+        # A conflict may also be said of what exists, so the key is looked at.
+        looks = ["GET"] if trouble is Trouble.CONFLICT else []
+        assert [method for method, _ in server.requests] == ["PUT", *looks]
+        assert blob.create("key", b"mine")
+        blob.close()
 
 
 @pytest.mark.parametrize(
@@ -97,6 +110,22 @@ def test_every_request_is_sent_once(trouble: Trouble) -> None:
         blob.close()
 
 
+def test_slow_down_is_told_apart_from_other_refusals() -> None:
+    with fake_s3() as server:
+        blob = client_of(server)
+        for kind, trouble in ((Throttled, Trouble.SLOW_DOWN), (Unavailable, Trouble.CONFLICT)):
+            server.troubles.append(trouble)
+            with pytest.raises(Unavailable) as refused:
+                blob.create("key", b"value")
+            assert type(refused.value) is kind
+        for kind, trouble in ((Throttled, Trouble.SLOW_DOWN), (Unavailable, Trouble.ERROR_BEFORE)):
+            server.troubles.append(trouble)
+            with pytest.raises(Unavailable) as refused:
+                blob.get("key")
+            assert type(refused.value) is kind
+        blob.close()
+
+
 def test_an_attempt_without_an_answer_in_time_says_so() -> None:
     with fake_s3(*[Trouble.SILENCE_AFTER] * 2, Trouble.DROPPED_AFTER) as server:
         blob = client_of(server, read_timeout_s=0.2)
@@ -153,6 +182,65 @@ def test_a_page_of_a_proxy_is_no_object_and_stores_nothing() -> None:
                 with pytest.raises(Indeterminate, match=r"an answer without an ETag, and .* page of type text/html"):
                     write()
         server.shutdown()
+
+
+class Tagless(LoginPage):
+    """A store that tells no ETag of what it has stored, and stores all that does not begin with "lost"."""
+
+    values: ClassVar[dict[str, bytes]] = {}
+
+    def do_PUT(self) -> None:
+        value = self.rfile.read(int(self.headers["content-length"]))
+        if not value.startswith(b"lost"):
+            self.values[self.path] = value
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        value = self.values[self.path]
+        self.send_response(200)
+        found = {"ETag": '"e"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "Content-Length": str(len(value))}
+        for name, text in found.items():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(value)
+
+
+def test_an_answer_without_an_etag_counts_if_the_value_is_there() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Tagless) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        options = {"endpoint_url": f"http://127.0.0.1:{server.server_port}", "region": "us-east-1"}
+        with closing(S3Blob("box", options={**options, "access_key_id": "a", "secret_access_key": "b"})) as blob:
+            assert blob.create("k", b"value")
+            blob.set("k", b"other")
+            with pytest.raises(Indeterminate, match="something else is there"):
+                blob.set("k", b"lost")
+        server.shutdown()
+
+
+def test_access_denied_names_the_operation_and_the_bucket() -> None:
+    with fake_s3(*[Trouble.DENIED] * 5) as server:
+        blob = client_of(server)
+        calls: dict[str, Callable[[], object]] = {
+            "create 'key'": lambda: blob.create("key", b""),
+            "set 'key'": lambda: blob.set("key", b""),
+            "delete 'key'": lambda: blob.delete("key"),
+            "get 'key'": lambda: blob.get("key"),
+            "list 'log/'": lambda: list(blob.list("log/")),
+        }
+        for name, call in calls.items():
+            with pytest.raises(StoreMisconfigured, match=rf"cannot {name} at s3://bucket/prefix: AccessDenied.*Grant"):
+                call()
+        blob.close()
+
+
+def test_a_server_that_does_not_encrypt_is_told_apart_from_a_wrong_url() -> None:
+    with fake_s3(Trouble.INVALID) as server:
+        blob = client_of(server, server_side_encryption="AES256")
+        with pytest.raises(StoreMisconfigured, match=r"InvalidRequest.*ask for encryption.*https"):
+            blob.create("key", b"")
+        blob.close()
 
 
 def test_every_put_has_a_checksum_that_the_server_can_verify() -> None:
@@ -294,3 +382,53 @@ def test_objects_that_are_not_keys_are_left_out_of_listings(s3_options: dict[str
     assert [entry.key for entry in inner.list("")] == ["a/key", "empty"]
     inner.close()
     outer.close()
+
+
+OUT_OF_FILES = """
+import os, resource, sys
+from persist.blob.stores.fsspec import FsspecBlob
+from persist.blob.errors import PersistError
+from persist.blob.stores.s3 import S3Blob
+kind, url = sys.argv[1], "http://127.0.0.1:9"
+if kind == "s3":
+    given = {"endpoint_url": url, "region": "us-east-1", "access_key_id": "id", "secret_access_key": "secret"}
+    blob = S3Blob("bucket", "prefix", given)
+else:
+    client = {"endpoint_url": url, "region_name": "us-east-1"}
+    once = {"retries": {"total_max_attempts": 1}}
+    given = {"key": "id", "secret": "secret", "client_kwargs": client, "config_kwargs": once}
+    blob = FsspecBlob("s3://bucket/prefix", given)
+try:
+    blob.get("key")  # Nobody listens there. What is loaded for a request has been loaded now.
+except PersistError:
+    pass
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+for name, *given in (("create", "key", b""), ("get", "key"), ("list", ""), ("delete", "key")):
+    try:
+        while True:
+            os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        pass
+    try:
+        list(getattr(blob, name)(*given) or ())
+        print("done")
+    except PersistError as error:
+        print(type(error).__name__, error)
+os._exit(0)  # Its threads cannot be ended in good order without files.
+"""
+
+
+@pytest.mark.thorough(except_every=2)
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("s3", ["StoreFull"] * 4), ("fsspec", ["Indeterminate", "StoreFull", "StoreFull", "Indeterminate"])],
+)
+def test_a_process_without_files_left_for_connections_is_told_so(kind: str, names: list[str]) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", OUT_OF_FILES, kind]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == names
+    for line in lines:
+        assert "Too many open files" in line
+        assert "ulimit -n" in line

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from persist.blob.errors import CorruptBlob, StoreMisconfigured
+from persist.blob.errors import CorruptBlob, InvalidUsage, StoreFull, StoreMisconfigured
 from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
 from persist.blob.layers.retry import RetryBlob
@@ -92,6 +92,22 @@ def test_a_special_file_can_be_deleted(make: Callable[[Path], None], kind: str, 
     assert not os.path.lexists(tmp_path / "key")
 
 
+def test_a_folder_at_a_key_is_damage_to_a_reader_and_keeps_a_value_from_being_made(tmp_path: Path) -> None:
+    blob = FileBlob(tmp_path)
+    (tmp_path / "log/2").mkdir(parents=True)
+
+    calls: list[Callable[[], object]] = [
+        lambda: blob.get("log/2"),
+        lambda: blob.get("log/2", (0, 9)),
+        lambda: blob.get_at_most("log/2", 9),
+    ]
+    for call in calls:
+        with pytest.raises(CorruptBlob, match=r"log/2 is a folder and no plain file: move it away"):
+            call()
+    with pytest.raises(InvalidUsage, match="'log/2' is a folder there"):
+        blob.create("log/2", b"mine")
+
+
 def test_of_a_file_larger_than_a_value_can_be_nothing_is_read(tmp_path: Path) -> None:
     blob = FileBlob(tmp_path)
     with open(tmp_path / "sparse", "wb") as file:
@@ -135,6 +151,18 @@ def test_a_file_system_without_hard_links_is_refused_at_once(
     assert sum(count.retries for count in store.get_counts().values()) == 0
     monkeypatch.undo()
     assert os.listdir(tmp_path) in ([], ["log"])
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_reported_at_once(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(source: str, target: str) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    store = RetryBlob(FileBlob(tmp_path))
+    with pytest.raises(StoreFull, match="That object is unchanged"):
+        store.create("log/1", b"value")
+    assert store.get_counts()["create"].retries == 0
 
 
 def test_no_descriptor_stays_open_after_what_is_no_file(tmp_path: Path) -> None:

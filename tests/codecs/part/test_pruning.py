@@ -179,6 +179,13 @@ def test_a_part_is_left_out_in_the_clear_cases(filter: pc.Expression, expected: 
     assert kept(part, filter) is expected
 
 
+def test_a_part_with_nan_is_kept_where_nan_may_match() -> None:
+    part = part_of(i=[1, 2], f=[1.0, math.nan])
+    assert kept(part, FLOAT.is_nan())
+    assert kept(part, ~(FLOAT < 100.0))
+    assert kept(part, FLOAT != 1.0)
+
+
 def test_reductions_of_many_filters_keep_the_one_part_that_matches() -> None:
     parts = [part_of(i=[at * 10, at * 10 + 9]) for at in range(20)]
     wanted = reduce(or_, [INT == 35, INT == 120])

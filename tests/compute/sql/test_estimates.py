@@ -296,6 +296,20 @@ def test_what_is_known_changes_no_row(sql: str, rows: dict[str, int]) -> None:
     check(sql, changes(7, steps=4, size=6), known=known)
 
 
+def test_estimates_tell_conditions_apart() -> None:
+    known = {"group": Statistics(1000)}
+
+    def rows(condition: str) -> float:
+        return estimate_relation(plan_of(f'SELECT g FROM "group" WHERE {condition}', {}), known).rows
+
+    assert estimate_relation(Scan("dim", ("k", "g"), ("int64", "int64")), SIZES).rows == 1000
+    assert rows("name LIKE 'a%'") == 100
+    assert rows("name LIKE 'a%' OR name LIKE 'b%'") == 200
+    assert rows("name > 'a'") == rows("name = upper(name)") == 300
+    half = plan_of("SELECT g FROM dim WHERE k IN (SELECT f FROM fact)", {})
+    assert estimate_relation(half, SIZES).rows == 500
+
+
 def test_a_query_names_a_column_if_it_refers_to_one() -> None:
     assert mentions_column("SELECT Since FROM t", "since")
     assert mentions_column("SELECT a FROM t WHERE t.since > (SELECT max(b) FROM u)", "since")

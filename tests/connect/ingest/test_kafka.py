@@ -188,6 +188,14 @@ def test_timestamps_of_messages_are_moments(client: Any, cluster: Cluster, topic
         held(client, as_of="2026-11-23T11:59:00Z")
 
 
+def test_each_poll_is_bounded_by_rows_and_bytes(client: Any, cluster: Cluster, topic: str) -> None:
+    cluster.send(topic, *({"id": id_, "pad": "x" * 1000} for id_ in range(40)))
+    assert taken(client, cluster, topic, key=["id"], batch_rows=15).commits >= 3
+    cluster.send(topic, *({"id": id_, "pad": "x" * 1000} for id_ in range(40, 80)))
+    assert taken(client, cluster, topic, batch_bytes=10_000).commits >= 3
+    assert len(held(client)) == 80
+
+
 def test_a_topic_and_partitions_that_appear_are_taken_in(client: Any, cluster: Cluster, topic: str) -> None:
     config = {"source": f"kafka://{cluster.address}/{topic}", "collection": "rows", "key": ["id"], "poll_s": 0.1}
     with pytest.raises(persist.InvalidUsage, match=f"there is no topic '{topic}'"):
@@ -251,6 +259,17 @@ def test_a_topic_that_lost_messages_is_told_with_what_to_do(client: Any, cluster
         client.rename(name, f"{name}-before").result()
     taken(client, fresh, topic, key=["id"])
     assert [row["id"] for row in held(client)] == [100, 101]
+
+
+def test_messages_that_were_deleted_before_they_were_read_are_told(client: Any, cluster: Cluster, topic: str) -> None:
+    cluster.send(topic, {"id": 0})
+    taken(client, cluster, topic, key=["id"], columns={"id": "int64"})
+    for id_ in range(1, 9):  # The mock cluster keeps 5 MiB of a partition.
+        cluster.send(topic, {"id": id_, "pad": "x" * 900_000})
+    with pytest.raises(persist.InvalidUsage, match=r"read up to offset 1, and has offsets from \d to 9 by now"):
+        taken(client, cluster, topic)
+    taken(client, cluster, topic, lost="skip")
+    assert {0, 8} <= {row["id"] for row in held(client)}
 
 
 def test_of_two_that_read_one_topic_one_is_told(blob: MemoryBlob, cluster: Cluster, topic: str) -> None:

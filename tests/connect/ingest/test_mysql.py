@@ -483,3 +483,23 @@ def move_money(server: MariaDb, database: str, stop: threading.Event) -> None:
             if number % 7 == 0:
                 cursor.execute("DELETE FROM transfers WHERE id = %s", (number - 5,))
             cursor.execute("COMMIT")
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "match"),
+    [
+        ("mysql://host", {}, r"mysql://host is not an address of a database: write mysql://user@host:3306/database"),
+        ("mysql://a:hunter2@b@host/db", {}, r"is not an address of a database"),
+        ("mysql://host/db?ssl=1", {}, r"Behind a \? may be ssl_ca, ssl_mode, unix_socket"),
+        ("mysql://host/db?ssl_mode=perhaps", {}, r"is not disabled, required or verify"),
+        ("mysql://host/db", {"batch_rows": 0}, r"batch_rows=0 must be above 0"),
+        ("mysql://host/db", {"password_file": "/nowhere"}, r"password_file='/nowhere' cannot be read"),
+        ("mariadb://host/db", {"publication": "p"}, r"no option 'publication' of this source"),
+        ("mysql://me:hunter2@127.0.0.1:1/db", {}, r"mysql://127\.0\.0\.1:1/db does not answer"),
+    ],
+)
+def test_an_address_says_what_is_wrong_with_it(url: str, options: dict[str, Any], match: str) -> None:
+    pytest.importorskip("pymysqlreplication")
+    with pytest.raises(persist.PersistError, match=match) as error:
+        persist.ingest("memory://address", url, once=True, **options)
+    assert "hunter2" not in str(error.value)

@@ -33,6 +33,26 @@ def next_time(collection: persist.Collection) -> int:
     return upper + 1
 
 
+def test_each_group_of_whole_rows_has_its_own_order(client: persist.Client) -> None:
+    """The first example of Paimon's page on sequence groups."""
+    t = grouped(client, NAMES[:6], {"g_1": ["a", "b"], "g_2": ["c", "d"]})
+    t.upsert([(1, (1, 1, 1, 1, 1, 1))]).result()
+    t.upsert([(1, (2, 2, 2, 2, 2, None))]).result()
+    assert rows_of(t) == [(1, (2, 2, 2, 1, 1, 1))], "g_2 is NULL: c and d stay"
+    t.upsert([(1, (3, 3, 1, 3, 3, 3))]).result()
+    assert rows_of(t) == [(1, (2, 2, 2, 3, 3, 3))], "g_1 is smaller: a and b stay"
+
+
+def test_a_group_may_be_ordered_by_several_columns(client: persist.Client) -> None:
+    """The second example of Paimon's page on sequence groups."""
+    t = grouped(client, NAMES, {"g_1": ["a", "b"], ("g_2", "g_3"): ["c", "d"]})
+    t.upsert([(1, (1, 1, 1, 1, 1, 1, 1))]).result()
+    t.upsert([(1, (2, 2, 2, 2, 2, 1, None))]).result()
+    assert rows_of(t) == [(1, (2, 2, 2, 1, 1, 1, 1))]
+    t.upsert([(1, (3, 3, 1, 3, 3, 3, 1))]).result()
+    assert rows_of(t) == [(1, (2, 2, 2, 3, 3, 3, 1))]
+
+
 def test_partial_rows_complete_each_other(client: persist.Client) -> None:
     """The example of Paimon's page on partial updates; the columns that a row lacks are not in it."""
     t = client.create_or_load("t", key={"k": int}, value={"price": float, "n": int, "text": str}, keyed=persist.Keyed())
@@ -235,6 +255,26 @@ def test_a_partial_deletion_of_a_key_without_a_row_obeys_the_policy(client: pers
 KEYED: dict[str, Any] = {"order_by": ["ts"], "tombstone": "gone", "groups": {"p": ["a"], ("q", "r"): ["b", "c"]}}
 VALUE = {"x": int, "ts": int, "gone": bool, "p": int, "a": int, "q": int, "r": int, "b": str, "c": pa.list_(pa.int64())}
 FIRST, GROUPS = ("x", "ts", "gone"), {("p",): ("p", "a"), ("q", "r"): ("q", "r", "b", "c")}
+
+
+def test_a_tombstone_ends_the_groups_that_are_not_later(client: persist.Client) -> None:
+    t = client.create_or_load("t", key={"k": int}, value=VALUE, keyed=persist.Keyed(**KEYED))
+    whole = {"x": 1, "ts": 1, "gone": False, "p": 5, "a": 1, "q": 5, "r": 0, "b": "old", "c": [1]}
+    t.upsert([{"k": k, **whole} for k in (1, 2, 3)]).result()
+    gone = {**dict.fromkeys(VALUE), "ts": 2, "gone": True}
+    t.upsert([{"k": 1, **gone}, {"k": 2, **gone, "p": 4, "q": 6, "r": 0}, {"k": 3, **gone, "ts": 0, "p": 9}]).result()
+    assert [row["k"] for row in t.snapshot().to_pylist()] == [3], "the deletion of 3 is late, but not in its group"
+    late, later = {"q": 4, "r": 0, "b": "late", "c": None}, {"p": 7, "a": 7}
+    t.update([{"k": 1, **later}, {"k": 1, **late}, {"k": 2, **late}], missing="insert").result()
+    assert [row["k"] for row in t.snapshot().to_pylist()] == [3], "groups alone bring nothing back"
+    with pytest.raises(persist.InvalidUsage, match="no row to update for k=1"):
+        t.update([{"k": 1, "ts": 3, "x": 3}]).result()
+    t.update([{"k": 1, "ts": 3, "x": 3}, {"k": 2, "ts": 3}], missing="insert").result()
+    names = ("k", "x", "ts", "p", "a", "q", "b", "c")
+    rows = sorted(t.snapshot().to_pylist(), key=lambda row: row["k"])
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        (1, 3, 3, 7, 7, 5, None, None), (2, None, 3, 5, 1, 6, None, None), (3, 1, 1, 9, None, 5, "old", [1])
+    ]  # fmt: skip
 
 
 def order_of(row: dict[str, Any], names: Any) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ from persist.blob.stores.file import FileBlob
 from persist.codecs.part.key_range import KeyRange
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.updates import to_updates
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
 from persist.core.settings import Tuning
@@ -35,6 +36,7 @@ from persist.engine.compact.compactor import _Attempt
 from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.keyframes import contents_of, part_of, snapshots
+from tests.support.parts import commit_parts
 from tests.support.stepped import WAIT_S
 from tests.support.tuned import tuned
 
@@ -309,6 +311,27 @@ def test_small_writes_leave_the_log_when_they_reach_the_cap() -> None:
         assert c.changes(1, 3).to_arrow().num_rows == 4
 
 
+def test_a_new_keyframe_shares_the_parts_whose_keys_did_not_change() -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(60_000, 0), seal=1).result()
+        c.write(pa.concat_tables([rows_at(1, 1, diff=-1), rows_at(1, 1, value="y")]), seal=2).result()
+        c.compact()
+        [first] = state(client, c).keyframes
+        assert len(first.parts) > 3
+        edge = 30_000
+        c.write(pa.concat_tables([rows_at(5, 2, edge, -1), rows_at(5, 2, edge, value="z")]), seal=3).result()
+        c.write(pa.concat_tables([rows_at(5, 2 + 1, 0, 1), rows_at(5, 2 + 1, 0, -1)]), seal=4).result()
+        report = c.compact()
+        second = state(client, c).keyframes[-1]
+        assert report.parts_shared == len(first.parts) - 1 == len(set(first.parts) & set(second.parts))
+        assert f"{report.parts_shared} parts shared" in str(report)
+        found = c.snapshot(3).to_arrow().sort_by("k")
+        letters = "y" + "".join("z" if edge <= k < edge + 5 else "x" for k in range(1, 60_000))
+        assert found["v"].to_pylist() == [text(letter, k) for k, letter in enumerate(letters)]
+        assert is_clean(client)
+
+
 def test_large_parts_without_a_key_in_common_are_merged_without_reading_them() -> None:
     """As a log of events does, whose keys grow with time."""
     with opened(MemoryBlob()) as client:
@@ -456,6 +479,23 @@ def test_fsck_finds_a_keyframe_that_does_not_say_what_the_history_says() -> None
         [problem] = client.fsck().problems
         assert (problem.kind, problem.blob) == ("disagrees", parts[0].blob)
         assert "the keyframe as of 2 differs in 1 records from what the keyframe as of 1" in problem.what
+
+
+@pytest.mark.thorough(except_every=2)
+@pytest.mark.parametrize(("part_bytes", "is_once"), [(64 << 20, True), (1 << 10, False)])
+def test_small_runs_that_piled_up_are_merged_once_as_far_as_they_make_one_part(part_bytes: int, is_once: bool) -> None:
+    tuning = Tuning(part_bytes=part_bytes, merge_runs=3, inline_bytes=1 << 30, inline_runs=1000)
+    with opened(MemoryBlob(), tuning=tuning) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        uploads = PartWriter(client.engine.blob, client.engine.follower.find_next_seqno)
+        for at in range(30):
+            parts = uploads.upload(c.id, c.schema, to_updates(rows_at(100, at, start=37 * at), c.schema))
+            commit_parts(c, parts).result()
+        c.seal(30).result()
+        rows = c.snapshot().to_arrow().sort_by("k")
+        merged = c.compact().runs_merged
+        assert merged == 30 if is_once else merged > 30
+        assert c.snapshot().to_arrow().sort_by("k").equals(rows)
 
 
 def test_what_compaction_reads_to_replace_it_leaves_nothing_in_the_caches_of_readers(blob: MemoryBlob) -> None:

@@ -367,6 +367,20 @@ def test_what_is_complete_for_ever_and_read_by_nobody_is_compacted_to_what_it_co
         assert client.load("c").upper.is_empty
 
 
+def test_since_beyond_upper_lets_compaction_forget_what_is_sealed_and_nothing_else() -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        written = fill(c, range(6))
+        written += [((1, "unsealed"), 8, 1), ((1, "unsealed"), 50, -1)]
+        c.write(written[-2:]).result()
+        c.allow_compaction(100).result()
+        assert c.compact().forgotten == 5
+        c.seal(200).result()
+        check(c, written)
+        assert c.compact().forgotten == 100
+        check(c, written)
+
+
 def work(client: persist.Client, *todo: Work) -> list[persist.CompactionReport]:
     """Do certain pieces of compaction."""
     compactor = client.engine.writer("a test").compactor

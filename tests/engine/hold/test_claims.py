@@ -1,5 +1,6 @@
 """Claims in bulk: what is claimed, moved or let go of together is one record, however many collections it concerns."""
 
+import threading
 from functools import partial
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from persist.core.settings import Tuning
 from persist.engine.follow.follower import Follower
 from persist.engine.hold import Claim, Leases, WantedClaim
 from tests.support.clocks import ImpatientClock
+from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int64()}
 MANY = 100
@@ -204,6 +206,40 @@ def test_a_lease_that_was_lost_is_begun_anew_for_all(blob: MemoryBlob, hears: bo
         for claim in claims:
             claim.check()
         assert all(len(each.holds()) == 1 for each in again)
+
+
+class GatedBlob(MemoryBlob):
+    """Takes no record while the gate is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def create(self, key: str, value: bytes) -> bool:
+        self.gate.wait(WAIT_S)
+        return super().create(key, value)
+
+
+def test_claims_that_threads_make_while_the_store_is_busy_share_a_record() -> None:
+    blob = GatedBlob()
+    with opened(blob) as client:
+        collections = collections_of(client, 40)
+        start, leases = client.seqno, leases_of(client)
+        threads = [
+            threading.Thread(target=leases.claim, args=(each.id, each.name, 5), daemon=True) for each in collections
+        ]
+        blob.gate.clear()
+        for thread in threads:
+            thread.start()
+        while sum(held.moving.locked() for held in [*leases._held.values()]) < len(collections):
+            threading.Event().wait(0.001)
+        blob.gate.set()
+        for thread in threads:
+            thread.join(WAIT_S)
+        found = kinds_after(blob, start)
+        assert len(found) <= 3
+        assert sum(kinds.get(record_kinds.SetHold, 0) for kinds in found) == len(collections)
 
 
 def test_a_first_snapshot_has_what_others_committed_before_it_though_it_does_not_look(blob: MemoryBlob) -> None:

@@ -1,6 +1,7 @@
 """Clocks that jump both ways under leases, and a million holds on one collection."""
 
 import random
+import uuid
 from collections.abc import Iterable
 
 import hypothesis.strategies as st
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
+from persist.core.log.framing import encode_framed
 from persist.core.state_rules.collection_rules import CollectionStep, apply_step, merge_holds
 from persist.core.state_rules.contents import CollectionState, Held
+from persist.engine.follow.state_objects import StateObject
 from persist.errors import LeaseExpired
 from tests.engine.hold.test_leases import collection, opened, since
 from tests.support.clocks import ImpatientClock
@@ -53,6 +56,30 @@ def test_whatever_the_clocks_do_a_reader_reads_what_it_held_or_is_told_that_its_
                     break
             snapshot.close()
     assert "read" in outcomes
+
+
+@pytest.mark.thorough
+@pytest.mark.costly("a million holds")
+def test_a_collection_with_a_million_holds_is_held_and_compacted() -> None:
+    blob = MemoryBlob()
+    with persist.open(blob, settings=persist.Settings(background=False)) as client:
+        orders = client.create_or_load("orders", key={"k": int}, value=None)
+        orders.write([((1, None), 0, 1)], seal=10).result()
+        contents = orders.handle.contents()
+    holds = {f"consumer {n}": Held(1 + n % 7) for n in range(MILLION)}
+    contents = msgspec.structs.replace(contents, holds=holds)
+    for step in (
+        kinds.SetHold(contents.id, "one more", 3),
+        kinds.SetHold(contents.id, "one more", 4, None, 3),
+        kinds.Seal(contents.id, (11,)),
+        kinds.AllowCompaction(contents.id, (9,)),
+        kinds.ReleaseHold(contents.id, "one more", 4),
+    ):
+        made = apply_step(contents, step)
+        assert made is not None
+        contents = made
+    assert (len(contents.holds), contents.since_times) == (MILLION, (1,))
+    assert len(encode_framed(StateObject(location=uuid.uuid4().hex, collection=contents))) > 10 * MILLION
 
 
 def contents_of(*holds: tuple[str, int]) -> CollectionState:

@@ -121,6 +121,17 @@ def test_a_hold_outlives_its_reads_for_a_while_so_that_the_next_ones_cost_nothin
                 assert client.seqno == seqno + 1
 
 
+def test_subscribe_takes_snapshot_and_listen_at_one_point_whatever_comes_in_between(blob: MemoryBlob) -> None:
+    with opened(blob) as client, opened(blob) as other:
+        c, theirs = collection(client), None
+        theirs = other.load("c")
+        listen = c.subscribe(9)
+        theirs.write([((99, None), 20, 1)], seal=25).result()
+        theirs.allow_compaction(24).result()
+        times = [t for progress in (listen.poll(), listen.poll()) for t in progress.updates["_time"].to_pylist()]  # type: ignore[union-attr]
+        assert sorted(times) == [9] * 10 + list(range(10, 21))
+
+
 def test_a_lease_is_renewed_and_one_of_a_reader_that_is_gone_expires_after_the_skew(blob: MemoryBlob) -> None:
     clock = ImpatientClock()
     with opened(blob, clock) as writer:
@@ -251,6 +262,14 @@ def test_an_explicit_hold_keeps_since_until_it_is_advanced_or_closed(blob: Memor
             reader.load("c").hold(14)
         with pytest.raises(persist.InvalidUsage, match="released"):
             hold.advance(20)
+
+
+def test_a_hold_may_stand_beyond_upper(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        c = collection(client)
+        with c.hold(100):
+            c.allow_compaction(200).result()
+            assert since(c) == 100
 
 
 def test_a_named_hold_outlives_its_client_and_is_moved_by_compare_and_set(blob: MemoryBlob) -> None:

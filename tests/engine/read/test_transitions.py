@@ -73,6 +73,18 @@ def test_tombstones_delete_and_a_later_row_inserts(client: persist.Client) -> No
     ]
 
 
+def test_without_a_key_nothing_is_paired(client: persist.Client) -> None:
+    lines = client.create_or_load("lines", key=None, value={"v": str})
+    lines.write([((None, "a"), 0, 2), ((None, "a"), 1, -1), ((None, "b"), 1, 1)], seal=2).result()
+    rows = lines.changes(0, form="transitions").to_pylist()
+    assert [(row["_time"], row["_change"], row["_old_v"], row["v"]) for row in rows] == [
+        (0, "insert", None, "a"),
+        (0, "insert", None, "a"),
+        (1, "delete", "a", None),
+        (1, "insert", None, "b"),
+    ]
+
+
 def test_times_may_be_moments(client: persist.Client) -> None:
     clicks = client.create_or_load("clicks", key={"id": int}, value={"v": str}, timeline="ms")
     clicks.write([((1, "a"), 1_700_000_000_000, 1)], seal=1_700_000_000_001).result()

@@ -519,6 +519,46 @@ def test_a_backup_gives_up_if_its_source_always_moves_on_or_lacks_an_object(
     assert len(tried) == passes
 
 
+class _Overtaken(MemoryBlob):
+    """A target to which another backup begins when some request comes."""
+
+    def __init__(self, place: "Place", request: int) -> None:
+        super().__init__()
+        self._place = place
+        self._left = request
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            for _ in range(30):
+                self._place.step()
+            backup(self._place.blob, self, clock=self._place.blob.clock)
+
+    def create(self, key: str, value: bytes) -> bool:
+        self._count()
+        return super().create(key, value)
+
+    def delete(self, key: str) -> None:
+        self._count()
+        super().delete(key)
+
+
+@pytest.mark.thorough(except_every=6)
+@pytest.mark.parametrize("request_", [34, 1, 10, 22, 46, 58])
+def test_a_backup_that_is_overtaken_deletes_nothing_of_the_other_one(request_: int) -> None:
+    place = Place(DatedBlob(ImpatientClock()), request_)
+    with place.client:
+        for _ in range(60):
+            place.step()
+        target = _Overtaken(place, request_)
+        with suppress(Conflict):
+            backup(place.blob, target, clock=place.blob.clock)
+        # What lies about besides, such as an older checkpoint, goes with the next backup.
+        assert not verify(target, place.blob, clock=place.blob.clock).differences
+        backup(place.blob, target, clock=place.blob.clock)
+        assert verify(target, place.blob, clock=place.blob.clock).is_whole
+
+
 @pytest.mark.parametrize("kind", ["checkpoint", "list", "log", "state"])
 def test_an_object_of_the_log_that_is_damaged_stops_a_backup(
     place: Place, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -693,3 +733,61 @@ def test_an_error_after_the_copy_says_that_it_is_complete_and_the_next_backup_de
     target.may = True
     assert back_up(place, target).blobs == 0
     assert not [*target.list(f"part/{a.id}/")]
+
+
+@pytest.mark.parametrize("damage", ["none", "deleted meanwhile", "other bytes"])
+def test_an_older_checkpoint_leaves_the_target_whatever_it_is_and_no_newer_one_does(place: Place, damage: str) -> None:
+    """An earlier backup may be interrupted, or go on to delete, because it has seen its own mark before."""
+
+    class Deleting(MemoryBlob):
+        deleted = ""
+
+        def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+            if key == self.deleted:
+                self.delete(key)
+            return super().get(key, range)
+
+    target, a = Deleting(), place.client.load("a")
+    a.compact()
+    store_checkpoint(place)
+    back_up(place, target)
+    stored = {entry.key: target.get(entry.key) or b"" for entry in target.list("")}
+    [old] = [key for key in stored if key.startswith("checkpoint/")]
+    a.erase(where="k >= 0", reason="request 17")
+    place.write("a")
+    store_checkpoint(place)
+    back_up(place, target)
+    needed = sizes(target)
+    for key in stored.keys() - needed.keys():
+        target.set(key, stored[key])
+    if damage == "other bytes":
+        target.set(old, stored[old].replace(b"1", b"2"))
+    elif damage == "deleted meanwhile":
+        target.deleted = old
+    back_up(place, target)
+    assert sizes(target) == needed
+    assert verify(target, place.blob, clock=place.blob.clock).is_whole
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_checkpoint_that_a_reader_of_the_target_makes_during_a_backup_keeps_its_objects(
+    place: Place, has_checkpoint: bool
+) -> None:
+    class Read(MemoryBlob):
+        last = ""
+
+        def create(self, key: str, value: bytes) -> bool:
+            is_new = super().create(key, value)
+            if key == self.last:
+                with persist.open(self, clock=ImpatientClock(), settings=tuned(background=False)) as reader:
+                    write_checkpoint(self, *reader.engine.follower.get_recent_records())
+            return is_new
+
+    target = Read()
+    if has_checkpoint:
+        store_checkpoint(place)
+    back_up(place, target)
+    place.client.load("a").compact()
+    target.last = max(records(place.blob))
+    check(target, place.held, backup(place.blob, target, clock=place.blob.clock))
+    check(target, place.held, back_up(place, target))

@@ -1,6 +1,7 @@
 """What `erase` promises: rows are gone at all times and from all objects, and all others read the same."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -740,6 +741,23 @@ def test_what_a_directory_object_says_of_a_collection_goes_where_there_are_many(
     assert mentions(dated, ADA) == []
     with opened(dated) as client:
         assert client.load("orders").traces([3], texts=[ADA]).is_gone
+
+
+def test_a_reader_that_may_still_read_it_is_named(dated: DatedBlob) -> None:
+    with opened(dated, grace_s=0) as client, opened(dated, grace_s=0) as reader:
+        orders = filled(client)
+        orders.compact()
+        with reader.load("orders").snapshot(3):
+            orders.erase([3], reason="request 17")
+            named = [each for each in orders.traces([3]).found if re.match(r"\S+ may still read it", each.why)]
+        assert {each.until.timestamp() - dated.clock.wall_ms() / 1000 for each in named if each.until} == {601.0}
+
+
+def test_what_was_written_again_or_never_erased_is_found(client: persist.Client) -> None:
+    orders = filled(client)
+    assert not orders.traces([3]).is_gone
+    assert orders.traces([99]).is_gone
+    assert not orders.traces(texts=["bob@example.com"]).is_gone
 
 
 @pytest.mark.parametrize("is_waiting", [False, True])

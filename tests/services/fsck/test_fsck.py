@@ -1,5 +1,6 @@
 """Examination of a location: damage is found and named, what is healthy is clean, a repair does as it says."""
 
+import json
 import random
 import shutil
 import threading
@@ -28,6 +29,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
 from persist.core.log import kinds as record_kinds
 from persist.core.log import records as commits
+from persist.core.log.fields import Words
 from persist.core.log.framing import FORMAT, encode_framed
 from persist.core.log.keys import make_checkpoint_key, make_record_key, parse_checkpoint_seqno, parse_upload_seqno
 from persist.core.log.kinds import Mutation
@@ -477,6 +479,20 @@ def test_a_wrong_descriptor_is_found(dated: DatedBlob, member: str, value: Any) 
     assert (problem.kind, problem.blob, problem.collection) == ("descriptor", part.blob, "b")
     assert {member, "descriptor"} & set(problem.what.split())
     assert fsck(dated, deep=False).is_clean
+
+
+def test_hints_that_are_left_out_of_a_descriptor_are_no_problem(dated: DatedBlob) -> None:
+    busy(dated)
+    with opened(dated) as client:
+        handle = client.load("b")
+        [part] = uploads(dated, client, handle, 12, 1)
+    append_record(
+        dated,
+        record_kinds.Append(
+            handle.id, (msgspec.structs.replace(part, keys_json=msgspec.Raw(b"null"), stats_json=msgspec.Raw(b"{}")),)
+        ),
+    )
+    assert fsck(dated).is_clean
 
 
 def bad_part(table: pa.Table, schema: Any) -> tuple[bytes, Part]:
@@ -1083,3 +1099,26 @@ def test_a_location_whose_log_is_lost_is_a_problem_and_repair_deletes_nothing(
         assert report.problems_left == report.problems
         assert not report.unreferenced, "nobody knows what refers to it"
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_is_no_location_is_a_problem(tmp_path: Path) -> None:
+    with persist.open(tmp_path / "shop") as client:
+        client.create_or_load("orders", key={"k": int})
+    (tmp_path / "readme.txt").write_text("mine")
+    (problem,) = persist.fsck(tmp_path, repair=True).problems
+    assert (problem.kind, problem.blob, problem.advice) == ("missing", "log/", "check the path")
+    assert not persist.fsck(tmp_path / "shop").problems
+
+
+def test_what_an_erasure_still_owes_is_said(dated: DatedBlob) -> None:
+    with persist.open(dated, clock=dated.clock) as client:
+        owed = {"at_ms": 0, "views": ["0" * 32], "tables": {"1" * 32: {"delta": {}}}}
+        made = record_kinds.Create("2" * 32, ".owed." + "2" * 32, CollectionSchema.of({"k": int}, None).to_json())
+        said = Words("what an erasure still has to do", {"owed": json.dumps(owed)})
+        client.engine.submit("erase", [made, record_kinds.Describe(made.collection, said)], {}).result()
+        report = client.fsck()
+    assert report.is_clean
+    assert report.unfinished == (
+        "an erasure has still to refresh views (1), publish tables (1): client.maintain() does it, or the next erase()",
+    )
+    assert report.unfinished[0] in str(report)

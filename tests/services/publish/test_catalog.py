@@ -179,6 +179,27 @@ def test_times_that_are_moments_are_found_by_timestamp(client: persist.Client, c
         assert len(rows_of(table, snapshot_id=found.snapshot_id)) == at + 1
 
 
+def test_a_pin_goes_with_its_tag_and_a_requested_time_after_a_day(client: persist.Client, catalog: Catalog) -> None:
+    c = orders(client)
+    c.tag("start", 0)
+    c.write([((1, "new"), 1, -1)], seal=2).result()
+    c.write([((2, "new"), 2, -1)], seal=3).result()
+    catalog.load_table("main.orders")
+    catalog.load_table("main.orders@1")
+    assert [*c.handle.contents().pins] == [0, 1]
+    c.untag("start").result()
+    catalog.load_table("main.orders")
+    assert [*c.handle.contents().pins] == [1]
+    assert c.published()[0].table == "iceberg"
+    assert len(c.published()) == 1
+    until_ms = int(c.handle.contents().pins[1].options["until_ms"])
+    assert until_ms > client.engine.clock.wall_ms()
+    assert c.unpublish("iceberg")
+    assert c.handle.contents().published == {}
+    client.gc()
+    assert client.fsck(deep=True).is_clean
+
+
 def test_a_tag_that_goes_meanwhile_is_not_pinned(client: persist.Client) -> None:
     c = orders(client)
     c.tag("start", 0)
@@ -189,6 +210,16 @@ def test_a_tag_that_goes_meanwhile_is_not_pinned(client: persist.Client) -> None
     c.allow_compaction(1).result()
     c.compact()
     assert not IcebergCatalog(client, 0.0)._pin(c.handle, tagged, None).pins
+
+
+def test_a_pin_takes_no_ids_of_new_rows(client: persist.Client) -> None:
+    c = orders(client)
+    c.tag("start", 0)
+    c.write([((1, "new"), 1, -1)], seal=2).result()
+    with serve_catalog(client, "127.0.0.1:0", token=None, insecure=False, format_version=3) as url:
+        pin, newest = call(url, "GET", "/v1/namespaces/main/tables/orders")[2]["metadata"]["snapshots"]
+    assert (pin["summary"]["persist.as_of"], pin["first-row-id"], pin["added-rows"]) == ("0", 0, 0)
+    assert newest["added-rows"] >= 99
 
 
 def test_an_erasure_takes_pins_and_the_next_load_shows_what_stays(client: persist.Client, catalog: Catalog) -> None:
@@ -269,6 +300,23 @@ def test_times_are_pinned_within_bounds_and_for_a_day(tmp_path: Path, monkeypatc
         assert c.unpublish("iceberg")
         assert c.handle.contents().published == {}
         assert client.fsck(deep=True).is_clean
+
+
+def test_requested_times_leave_room_for_tags(
+    client: persist.Client, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.services.publish.catalog.REQUESTED_MAX", 2)
+    c = orders(client)
+    for time in range(1, 6):
+        c.write([((time, "new"), time, -1)], seal=time + 1).result()
+    for time in (0, 1):
+        catalog.load_table(f"main.orders@{time}")
+    with pytest.raises(BadRequestError, match=r"2 of 2 requested times of .* are pinned already"):
+        catalog.load_table("main.orders@2")
+    c.tag("three", 3)
+    at = catalog.load_table("main.orders").snapshot_by_name("three")
+    assert at is not None
+    assert at.summary["persist.as_of"] == "3"
 
 
 def test_a_table_that_cannot_be_published_is_listed_with_the_reason(client: persist.Client, catalog: Catalog) -> None:

@@ -75,6 +75,14 @@ def test_a_time_that_is_published_is_not_published_again(client: persist.Client)
     assert same_rows(by_polars(older.url), c, 0) == 1000
 
 
+def test_a_version_says_which_time_of_which_collection_it_is(client: persist.Client) -> None:
+    c = orders(client)
+    made = c.publish("delta", digest=True)
+    info = log_of(made)[0]["commitInfo"]
+    assert (info["persist.as_of"], info["persist.collection"]) == ("0", c.id)
+    assert info["persist.digest"] == made.digest == c.snapshot().digest()
+
+
 def test_other_programs_are_told_not_to_write(client: persist.Client) -> None:
     """Whoever took the table for its own would delete the parts that it does not name."""
     deltalake = pytest.importorskip("deltalake")

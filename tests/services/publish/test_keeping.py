@@ -14,6 +14,7 @@ from persist.tools.cli.main import main
 from tests.services.publish.readers import by_polars, by_pyiceberg, same_rows
 from tests.services.publish.rest_catalog import ENDPOINTS, TOGETHER, served
 from tests.services.publish.test_delta import SETTINGS, client, orders
+from tests.support.clocks import ImpatientClock
 from tests.support.stepped import Stepped
 
 __all__ = ["client"]  # The fixture.
@@ -43,6 +44,34 @@ def test_a_table_follows_seals_in_maintenance_by_any_client(client: persist.Clie
     gone(c, 3)
     client.maintain()
     assert [made.as_of for made in c.published()] == [2], "it does not follow any more"
+
+
+def test_a_table_follows_keyframes(client: persist.Client) -> None:
+    c = orders(client, 50)
+    c.publish("delta", every="keyframe")
+    for time in range(1, 4):
+        gone(c, time)
+    client.maintain()
+    c.compact()
+    client.maintain()
+    [made] = c.published()
+    assert made.as_of == max(keyframe.as_of for keyframe in c.handle.contents().keyframes) > 0
+    assert same_rows(by_polars(made.url), c, made.as_of) == made.rows
+
+
+def test_a_table_gets_a_version_after_a_span(tmp_path: Path) -> None:
+    import time
+
+    clock = ImpatientClock(time.time())
+    with persist.open(tmp_path / "location", settings=SETTINGS, clock=clock) as client:
+        c = orders(client, 50)
+        c.publish("delta", every="10 minutes")
+        gone(c, 1)
+        client.maintain()
+        assert [made.as_of for made in c.published()] == [0]
+        clock.sleep(660)
+        client.maintain()
+        assert [made.as_of for made in c.published()] == [1]
 
 
 @pytest.mark.parametrize("every", ["", "often", "0 minutes", "10 weeks", 5])

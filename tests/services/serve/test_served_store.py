@@ -1,5 +1,6 @@
 """A location that is opened through a server, by clients without any right on its store."""
 
+import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -154,6 +155,13 @@ def test_tokens_for_writing_need_one_for_reading(blob: MemoryBlob) -> None:
         for options in ({"write_token": WRITES}, {"write_token": WRITES, "store": True}, {"store": 1}, same):
             with pytest.raises(InvalidUsage):
                 client.serve(LOCAL, **options)
+
+
+def test_the_store_of_a_client_can_be_sent_to_another_process(url: str) -> None:
+    served = pickle.loads(pickle.dumps(ServedBlob(url, token=READS)))
+    assert [entry.key for entry in served.list("log/")]
+    assert READS not in repr(served)
+    served.close()
 
 
 def test_an_answer_that_comes_while_a_client_still_writes_is_seen(url: str) -> None:

@@ -52,3 +52,15 @@ def test_a_copy_that_cannot_be_leaves_nothing_and_one_that_was_interrupted_is_to
     (tmp_path / "kept" / "part" / "0").mkdir(parents=True)
     (tmp_path / "kept" / "part" / "0" / "1.parquet").touch()
     assert "give that command again, and it goes on" in told(capsys, "verify", "kept", status=2)
+
+
+def test_options_of_the_environment_are_for_stores_and_not_for_the_folder_beside_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSIST_STORAGE_OPTIONS", '{"endpoint_url": "http://127.0.0.1:9", "fsync": false}')
+    assert told(capsys, "backup", "shop", "kept").startswith("kept has 1 collection as of record ")
+    assert "whole" in told(capsys, "verify", "kept", "--against", "shop")
+    assert "1 collection" in told(capsys, "copy", "kept", "again")
+    for command in (["copy", "kept", "memory://far"], ["copy", "memory://far", "there"]):
+        assert "'endpoint_url' is not an option of memory://" in told(capsys, *command, status=2)
+    assert "is not an option of a folder" in told(capsys, "ls", "kept", "--storage-option", "region=x", status=2)

@@ -12,6 +12,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.tools.cli.doctor import Finding, check_store
 from persist.tools.cli.main import main
 from tests.engine.write.test_lying_stores import Overwriting
+from tests.support.clocks import DatedBlob, ImpatientClock
 
 Printed = pytest.CaptureFixture[str]
 
@@ -43,6 +44,17 @@ def test_a_store_that_overwrites_is_wrong_and_one_that_refuses_writes_is_a_warni
     [writes] = examined(ReadOnly())
     assert (writes.check, writes.result) == ("writes", "warning")
     assert "no right to write" in writes.found + (writes.advice or "")
+
+
+@pytest.mark.parametrize(("ahead_s", "result"), [(0, "ok"), (10, "ok"), (25, "warning"), (-400, "wrong")])
+def test_a_clock_that_is_off_is_told(ahead_s: float, result: str) -> None:
+    import time
+
+    blob = DatedBlob(ImpatientClock(time.time() + ahead_s))
+    [clock] = [f for f in examined(blob) if f.check == "clock"]
+    assert clock.result == result
+    assert (clock.advice is None) == (result == "ok")
+    assert ("ahead of" in clock.found) == (ahead_s < -30)
 
 
 def test_the_environment_is_examined_and_wrong_workers_are_told(

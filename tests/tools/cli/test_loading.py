@@ -92,6 +92,15 @@ def test_rows_of_every_format_arrive_as_they_are(place: str, tmp_path: Path, nam
     assert contents(place) == ROWS.to_pylist()
 
 
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
+def test_updates_bring_their_own_times_and_diffs(place: str, tmp_path: Path, name: str) -> None:
+    updates = ROWS.append_column("_time", pa.array([4, 5, 5])).append_column("_diff", pa.array([2, 1, 1]))
+    (tmp_path / name).write_bytes(FORMATS[name](updates))
+    assert main(["write", place, "orders", str(tmp_path / name), "--seal", "6", "--mode", "append"]) == 0
+    assert len(contents(place, 4)) == 2
+    assert len(contents(place, 5)) == 4
+
+
 BAD_CSV = """id,name,amount,at
 1,good,1,2026-01-01
 two,bad,1,2026-01-01
@@ -274,6 +283,26 @@ def test_who_interrupts_a_load_is_told_how_it_goes_on(
     monkeypatch.setattr("persist.tools.cli.loading.load", interrupted)
     assert main(["write", place, "orders", str(file), "--time", "9", "--mode", "append"]) == 130
     assert "The same command goes on" in capsys.readouterr().err
+
+
+def test_columns_of_a_new_collection_come_from_a_file(tmp_path: Path, run: Run) -> None:
+    place = str(tmp_path / "new")
+    for name in ("rows.parquet", "rows.csv", "rows.jsonl", "rows.arrow"):
+        (tmp_path / name).write_bytes(FORMATS[name](ROWS))
+        command = ["create", place, name, "--like", str(tmp_path / name), "--key", "id"]
+        assert main([*command, "--timeline", "ms"]) == 0
+        assert "there is a collection" in run(*command, status=2)
+    with persist.open(place, mode="read") as client:
+        assert client.load("rows.parquet").schema.names == ("id", "name", "amount", "at")
+        assert client.load("rows.csv").schema.key_names == ("id",)
+    for arguments, says in (
+        ([], "a collection needs columns"),
+        (["--key", "id"], "'id' has no type"),
+        (["--key", "id:itn64"], "no type is called that"),
+        (["--key", "idd", "--like", str(tmp_path / "rows.csv")], "did you mean 'id'"),
+        (["--key", "id:int64", "--like", str(tmp_path / "none.csv")], "there is no file"),
+    ):
+        assert says in run("create", place, "other", *arguments, status=2)
 
 
 def test_an_overwrite_that_repeats_a_key_is_refused_unless_keys_may_have_several_rows(

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from persist.tools.cli.logs import parse_setting
 from persist.tools.cli.main import main
 from persist.tools.reports.costs import estimate_costs
 from tests.support.console import Run
+from tests.support.forks import forked_python
+from tests.support.stepped import WAIT_S
 from tests.support.tuned import tuned
 
 
@@ -50,6 +54,20 @@ def test_a_collection_that_is_dropped_meanwhile_is_not_compacted(
 ) -> None:
     monkeypatch.setattr(persist.Client, "collections", lambda client: ["gone", "orders"])
     assert [each["collection"] for each in json.loads(run("compact", str(shop), "--json"))] == ["orders"]
+
+
+def test_maintain_goes_on_until_it_is_ended(shop: Path) -> None:
+    command = [*forked_python(), "-m", "persist", "maintain", str(shop), "--every", "0.1", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["views refreshed"] == 1
+        with persist.open(shop) as client:
+            client.write("orders", [{"id": 100, "amount": 100}], mode="append")
+        assert json.loads(process.stdout.readline())["views refreshed"] == 1
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, err) == (0, "")
+    assert total(shop) == [{"total": 136}]
 
 
 def test_cost_counts_what_was_stored_and_what_is(

@@ -1,6 +1,7 @@
 """Tags, names, keyed collections and views, from the command line."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,33 @@ def test_a_collection_that_keeps_its_name_writes_no_record(place: str) -> None:
         assert (renamed.result(), back.result()) == (before + 1, before + 2)
 
 
+@pytest.mark.parametrize("name", ["events.csv", "events.jsonl"])
+def test_events_of_a_keyed_collection_come_from_a_file(tmp_path: Path, capsys: Printed, run: Run, name: str) -> None:
+    place = str(tmp_path / "new")
+    columns = ["--key", "id:int64", "--value", "name:string", "--value", "seen:int64"]
+    assert "go with --keyed" in run("create", place, "users", *columns, "--order-by", "seen", status=2)
+    assert main(["create", place, "users", *columns, "--keyed"]) == 0
+    rows = [(1, "old", 4, 1, "false"), (1, "a", 5, 1, "false"), (2, "b", 1, 1, "false"), (2, None, 2, 2, "true")]
+    names = ("id", "name", "seen", "_time", "_deleted")
+    if name.endswith("csv"):
+        lines = [",".join(names), *(",".join("" if v is None else str(v) for v in row) for row in rows)]
+    else:
+        pairs = [dict(zip(names, (*row[:4], row[4] == "true"), strict=True)) for row in rows]
+        lines = [json.dumps({k: v for k, v in pair.items() if v is not None}) for pair in pairs]
+    file = tmp_path / name
+    file.write_text("\n".join(lines))
+    capsys.readouterr()
+    command = ["upsert", place, "users", str(file), "--seal", "3"]
+    assert "gave 4 events to users in 1 commit" in run(*command)
+    assert "nothing was done" in run(*command)
+    assert main(["read", place, "users", "--as-of", "1", "--columns", "id,name", "--json"]) == 0
+    read = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted(read, key=lambda row: int(row["id"])) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+    assert told(run("read", place, "users", "--columns", "id", "--json")) == {"id": 1}
+    assert main(["write", place, "users", str(file), "--ignore", "_deleted", "--mode", "append"]) == 2
+    assert "its time 1 is sealed" in capsys.readouterr().err
+
+
 def test_what_a_refresh_keeps_is_bounded_and_a_bound_that_is_none_is_refused(
     place: str, tmp_path: Path, run: Run
 ) -> None:
@@ -79,6 +107,22 @@ def test_a_view_that_reads_a_view_needs_it_at_no_time(place: str, run: Run) -> N
         assert str(2**63 - 2) not in shown
     assert [hold["time"] for hold in told(run("show", place, "paid", "--json"))["holds"]] == [None]
     assert [hold["time"] for hold in told_rows(run("holds", place, "paid", "--json"))] == [None]
+
+
+def test_one_time_goes_out_as_parquet_and_comes_back(place: str, tmp_path: Path, capsys: Printed) -> None:
+    folder = str(tmp_path / "out")
+    assert main(["export", place, "orders", folder, "--as-of", "1"]) == 0
+    assert main(["export", place, "orders", folder, "--as-of", "1"]) == 2
+    columns = ["--key", "id:int64", "--value", "status:string", "--value", "amount:float64"]
+    assert main(["create", place, "copy", *columns]) == 0
+    [file] = os.listdir(folder)
+    assert (
+        main(["write", place, "copy", os.path.join(folder, file), "--time", "1", "--seal", "2", "--mode", "append"])
+        == 0
+    )
+    capsys.readouterr()
+    assert main(["read", place, "copy", "--columns", "id", "--json"]) == 0
+    assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [1, 2]
 
 
 @pytest.mark.parametrize("format", ["csv", "json"])

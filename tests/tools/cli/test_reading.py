@@ -18,6 +18,7 @@ import persist
 from persist.tools.cli.main import main
 from tests.support.console import Run
 from tests.support.forks import forked_python
+from tests.support.tuned import tuned
 
 Printed = pytest.CaptureFixture[str]
 NOBODY = [
@@ -257,3 +258,21 @@ def test_standard_input_that_is_closed_is_an_empty_file(place: str) -> None:
     done = subprocess.run(["sh", "-c", command, sys.executable, place], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("persist: ")
+
+
+def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, run: Run) -> None:
+    place = tmp_path / "location"
+    settings = tuned(background=False, grace_s=0, orphan_grace_s=0, log_retention_records=16)
+    with persist.open(place, settings=settings) as client:
+        made = client.create_or_load("gone", key={"k": pa.int64()})
+        made.write(pa.table({"k": range(20_000)}), time=0, seal=1).result()
+        made.drop().result()
+        before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        planned = client.gc(dry_run=True)
+        assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+        assert (planned.parts, planned.collections) == (1, 1)
+        done = client.gc()
+        assert (done.parts, done.collections) == (planned.parts, planned.collections)
+    told = json.loads(run("gc", str(place), "--dry-run", "--json"))
+    assert told["dry_run"] is True
+    assert told["parts"] == 0

@@ -61,6 +61,37 @@ def test_a_listing_loads_no_table_engine_and_uses_the_allocator_that_keeps_least
     assert {*loaded} & {"pandas", "duckdb", "boto3", "rich", "starlette", "pyspark", "http"} == set()
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux" or not os.confstr("CS_GNU_LIBC_VERSION"), reason="it is about glibc's heaps"
+)
+@pytest.mark.parametrize(("given", "most"), [(None, 2), ("5", 5)])
+def test_the_threads_of_a_command_share_two_heaps_unless_told(given: str | None, most: int) -> None:
+    code = """if True:
+        import ctypes, sys, threading
+        from persist.tools.cli import entry
+        sys.argv = ["persist", "--help"]
+        try:
+            entry()
+        except SystemExit:
+            pass
+        c, together = ctypes.CDLL(None), threading.Barrier(12)
+        def allocate():
+            for _ in range(100):
+                c.malloc(1000)
+            together.wait()
+        threads = [threading.Thread(target=allocate) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        c.malloc_info(0, ctypes.c_void_p.in_dll(c, "stderr"))
+    """
+    others = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    chosen = {} if given is None else {"MALLOC_ARENA_MAX": given}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=others | chosen)
+    assert done.stderr.count("<heap nr=") == most
+
+
 @pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("module", ["typer", "persist.api.client"])
 def test_ctrl_c_while_modules_are_loaded_ends_it_without_a_traceback(module: str, tmp_path: Path) -> None:
@@ -84,6 +115,20 @@ def test_completion_can_be_installed() -> None:
     environment = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert "complete" in done.stdout
+
+
+def test_a_process_that_was_told_not_to_heed_ctrl_c_does_not(tmp_path: Path) -> None:
+    code = """if True:
+        import os, signal, sys
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        from persist.tools.cli import entry
+        try:
+            entry()
+        finally:
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    """
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_command_is_in_one_section_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:

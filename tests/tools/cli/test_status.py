@@ -1,5 +1,6 @@
 """How a location fares: each figure against what was done to it, and against what the collector then deletes."""
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,7 +8,7 @@ import pytest
 
 import persist
 from persist.tools.cli.main import main
-from persist.tools.reports.health import RECENT, report_health
+from persist.tools.reports.health import RECENT, Health, report_health
 from persist.tools.reports.surveys import FactsCache
 from tests.support.tuned import tuned
 
@@ -166,3 +167,29 @@ def test_a_location_of_many_collections_is_looked_at_once(place: str) -> None:
         assert sum(asked_again.values()) <= 7, asked_again
         assert again == report_health(client, NOW_S)
         assert {lag.collection: lag.upper for lag in again.collections}["c7"] == 99
+
+
+def test_the_screen_and_its_json_tell_the_same(place: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(place) as client:
+        for i in range(12):
+            each = client.create_or_load(f"collection-{i:02}", key={"k": int}, timeline="s")
+            each.write([(1, None)], time="2026-01-01", seal="2026-01-01T12:00Z").result()
+        client.drop("collection-11").result()
+    assert main(["status", place, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told) == set(Health.__dataclass_fields__)
+    assert len(told["collections"]) == 11
+    assert main(["status", place]) == 0
+    head, row = capsys.readouterr().out[len(place) :].partition("\ncollections ")[2].splitlines()[:2]
+    assert row.removeprefix("collection-0")[: head.index("behind") + len("behind") - 1].endswith(" day"), (
+        "it is aligned"
+    )
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for width in (100, 160):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["status", place]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        for text in (" in format ", "collection-00", "2026-01-01T12:00:00Z", "… and 3 more", "the grace period"):
+            assert text in out, width
+    assert main(["status", place, "--watch", "--json"]) == 2

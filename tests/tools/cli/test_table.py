@@ -1,6 +1,8 @@
 """Tables: what is cut and what stays whole, and lists for programs."""
 
 import re
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 import persist
 from persist.tools.cli.text import print_table
 from tests.support.console import Run
+from tests.support.forks import forked_python
 
 Printed = pytest.CaptureFixture[str]
 
@@ -42,3 +45,19 @@ def place(tmp_path: Path) -> str:
         orders.write([(1, None)], time="2026-01-01", seal="2026-01-02").result()
         orders.tag("first", "2026-01-01")
     return str(tmp_path / "shop")
+
+
+def test_what_is_watched_is_shown_again_when_it_changes_and_ends_well(place: str, run: Run) -> None:
+    assert "--watch shows a table" in run("ls", place, "--watch", "--json", status=2)
+    command = [*forked_python(), "-m", "persist", "ls", place, "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline().startswith("name")
+        assert "2026-01-02T00:00:00Z" in watching.stdout.readline()
+        with persist.open(place, settings=persist.Settings(background=False)) as client:
+            client.load("orders").seal("2026-01-03").result()
+        while "2026-01-03T00:00:00Z" not in watching.stdout.readline():
+            pass
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+    assert watching.returncode == 0
