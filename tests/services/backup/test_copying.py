@@ -791,3 +791,24 @@ def test_a_checkpoint_that_a_reader_of_the_target_makes_during_a_backup_keeps_it
     target.last = max(records(place.blob))
     check(target, place.held, backup(place.blob, target, clock=place.blob.clock))
     check(target, place.held, back_up(place, target))
+
+
+@pytest.mark.thorough
+def test_what_is_erased_from_a_clone_leaves_the_backup_although_its_source_did_not_change(place: Place) -> None:
+    """The blob lies in the folder of the source, which names it no longer, and which nothing else happened to."""
+    clock, target = place.blob.clock, MemoryBlob()
+    a = place.client.load("a")
+    a.compact()
+    clone = place.client.clone("a", "copy")
+    shared = {key for key in clone.handle.contents().named_blobs if key.startswith(f"part/{a.id}/")}
+    a.overwrite([(1, 1)]).result()
+    a.allow_compaction((a.upper.time or 0) - 1).result()
+    a.compact()
+    wait_for_checkpoint(place.client)
+    assert shared.isdisjoint(a.handle.contents().named_blobs)
+    backup(place.blob, target, clock=clock)
+    clone.erase(where="k <> 1 OR v <> 1", reason="request 17")
+    assert (len(a.erasures()), len(clone.erasures())) == (0, 1)
+    backup(place.blob, target, clock=clock)
+    assert shared
+    assert shared.isdisjoint(entry.key for entry in target.list("part/"))

@@ -30,12 +30,13 @@ from persist.codecs.updates.updates import to_updates
 from persist.core.log import kinds as record_kinds
 from persist.core.log import records as commits
 from persist.core.log.fields import Words
-from persist.core.log.framing import FORMAT, encode_framed
+from persist.core.log.framing import FORMAT, encode_framed, store_framed
 from persist.core.log.keys import make_checkpoint_key, make_record_key, parse_checkpoint_seqno, parse_upload_seqno
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, read_record
 from persist.engine.follow.checkpoint import Checkpoint, read_checkpoint, read_newest_checkpoint
 from persist.engine.follow.follower import Follower
+from persist.engine.follow.state_objects import StateObject
 from persist.engine.write.part_writer import PartWriter
 from tests.rules.golden.make import FIELDS
 from tests.support.checkpoints import wait_for_checkpoint
@@ -647,20 +648,39 @@ def test_parts_that_only_a_state_that_cannot_be_read_names_are_examined(dated: D
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ["name", "control", "commit"])
+@pytest.mark.thorough(except_every=2)
+@pytest.mark.parametrize("what", ["upper", "name", "collection", "control", "location", "commit"])
 def test_a_checkpoint_that_says_something_else_than_the_log_is_found(dated: DatedBlob, what: str) -> None:
     busy(dated, 14)
+    change = msgspec.structs.replace
     found = newest(dated)
-    changed: dict[str, Any] = {
-        "name": {"collections": found.collections[1:]},
-        "control": {"control": msgspec.structs.replace(found.control, upload_floor=3)},
-        "commit": {"commit": "0" * 32},
-    }
-    key = make_checkpoint_key(found.seqno)
-    dated.set(key, encode_framed(msgspec.structs.replace(found, **changed[what])))
+    one, other, *more = sorted(found.collections, key=lambda each: each.base is None)
+    if what == "upper":
+        assert one.base is not None
+        stored = msgspec.json.decode(
+            (dated.get(one.base.blob) or b"").rsplit(b',"checksum"', 1)[0] + b"}", type=StateObject
+        )
+        wrong = change(stored, collection=change(stored.collection, upper_times=(1,)))
+        base = store_framed(dated, f"state/{one.id}/{found.seqno:020d}-", wrong)
+        found = change(found, collections=(change(one, base=base, pending=()), other, *more))
+    elif what == "name":
+        found = change(found, collections=(other, *more))
+    elif what == "collection":
+        found = change(found, collections=(change(other, id=one.id, name=one.name), other, *more))
+    elif what == "control":
+        found = change(found, control=change(found.control, upload_floor=3))
+    elif what == "commit":
+        found = change(found, commit="0" * 32)
+    else:
+        found = change(found, location="0" * 32)
+    dated.set(make_checkpoint_key(found.seqno), encode_framed(found))
     report = fsck(dated, repair=True)
-    assert {(p.kind, p.blob) for p in report.problems} == {("beyond" if what == "commit" else "disagrees", key)}
-    assert report.repairs_planned == (), "which of both is right nobody can tell"
+    assert {p.kind for p in report.problems} & {"disagrees", "exchanged", "rule", "beyond"}, str(report)
+    if what in ("upper", "name", "control", "commit"):
+        assert {(p.kind, p.blob) for p in report.problems} == {
+            ("beyond" if what == "commit" else "disagrees", make_checkpoint_key(found.seqno))
+        }
+        assert report.repairs_planned == (), "which of both is right nobody can tell"
 
 
 def test_a_newer_format_is_reported_and_never_touched(dated: DatedBlob) -> None:
