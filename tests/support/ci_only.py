@@ -28,7 +28,7 @@ import pytest
 
 from tests.support.paths import CI_ONLY, ROOT
 
-CHEAP_S = 0.08
+CHEAP_S = 0.05
 CHEAP_SPARK_S, DEAR_SPARK_S = 0.5, 3.0
 WORTH = 20.0  # New lines for each second of processor time.
 # Parts of the names of tests that stay: of rules, proofs and models, and of values that may be lost or doubled.
@@ -77,7 +77,7 @@ class Lines:
 
 def choose(costs_s: Mapping[str, float], lines: Mapping[str, set[Line]]) -> set[str]:
     """Return the tests that only CI runs."""
-    dear = {test for test, cost_s in costs_s.items() if cost_s > CHEAP_S and not any(part in test for part in ALWAYS)}
+    dear = {test for test, cost_s in costs_s.items() if cost_s > CHEAP_S and not stays(test)}
     covered: set[Line] = set().union(*(of_test for test, of_test in lines.items() if test not in dear))
 
     def estimate_worth(test: str) -> float:
@@ -100,7 +100,12 @@ def choose_of_spark(costs_s: Mapping[str, float]) -> set[str]:
     """Return the tests of Spark that only CI runs."""
     cheapest = {min(tests, key=costs_s.__getitem__) for tests in group_by_module(costs_s).values()}
     limits_s = {test: DEAR_SPARK_S if test in cheapest else CHEAP_SPARK_S for test in costs_s}
-    return {test for test, cost_s in costs_s.items() if cost_s > limits_s[test]}
+    return {test for test, cost_s in costs_s.items() if cost_s > limits_s[test] and not stays(test)}
+
+
+def stays(test: str) -> bool:
+    """Return whether `scripts/test` runs a test whatever it costs."""
+    return any(part in test for part in ALWAYS)
 
 
 def group_by_module(tests: Iterable[str]) -> dict[str, list[str]]:

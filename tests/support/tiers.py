@@ -91,6 +91,16 @@ def is_module_left_to_ci(config: pytest.Config, module: str) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    """Make no cases of a function of which no case runs: thousands of cases would cost seconds."""
+    if collector.config.getoption("thorough", 1) != 0 or not name.startswith("test_"):
+        return None
+    marks = [mark for mark in getattr(obj, "pytestmark", ()) if mark.name == "thorough"]
+    is_whole = any("except_every" not in mark.kwargs for mark in marks)
+    return [] if is_whole or is_left_to_ci(collector.config, f"{collector.nodeid}::{name}") else None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     share = config.getoption("thorough")
     seen: Counter[str] = Counter()  # Cases of each function.
