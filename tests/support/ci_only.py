@@ -77,7 +77,7 @@ class Lines:
 
 def choose(costs_s: Mapping[str, float], lines: Mapping[str, set[Line]]) -> set[str]:
     """Return the tests that only CI runs."""
-    dear = {test for test, cost_s in costs_s.items() if cost_s > CHEAP_S and not stays(test)}
+    dear = {test for test, cost_s in costs_s.items() if cost_s > CHEAP_S and not is_kept(test)}
     covered: set[Line] = set().union(*(of_test for test, of_test in lines.items() if test not in dear))
 
     def estimate_worth(test: str) -> float:
@@ -100,10 +100,10 @@ def choose_of_spark(costs_s: Mapping[str, float]) -> set[str]:
     """Return the tests of Spark that only CI runs."""
     cheapest = {min(tests, key=costs_s.__getitem__) for tests in group_by_module(costs_s).values()}
     limits_s = {test: DEAR_SPARK_S if test in cheapest else CHEAP_SPARK_S for test in costs_s}
-    return {test for test, cost_s in costs_s.items() if cost_s > limits_s[test] and not stays(test)}
+    return {test for test, cost_s in costs_s.items() if cost_s > limits_s[test] and not is_kept(test)}
 
 
-def stays(test: str) -> bool:
+def is_kept(test: str) -> bool:
     """Return whether `scripts/test` runs a test whatever it costs."""
     return any(part in test for part in ALWAYS)
 
