@@ -479,11 +479,6 @@ class _Copier:
         named = _find_part_lists(self._target, range(floor, state.seqno + 1))
         newest, stored = -1 if checkpoint is None else checkpoint.checkpoint.seqno, [*list_checkpoints(self._target)]
         older = [entry.key for seqno, entry in stored if seqno < newest]
-        # A reader of the target may have made newer ones meanwhile.
-        newer = [read_checkpoint(self._target, entry.key) for seqno, entry in stored if seqno > newest]
-        names, copied = Names(self._target), None if checkpoint is None else checkpoint.checkpoint
-        named = named.union(*(names.list_named(kept) for kept in (copied, *newer) if kept is not None))
-        objects = sorted(present - named)
         checkpoints = [entry.key for seqno, entry in stored if seqno <= newest]
         earlier_states = [before, *map(self._load_earlier_state, checkpoints)]
         shares, *earlier_shares = map(find_sharers, (state, *earlier_states))
@@ -500,6 +495,13 @@ class _Copier:
             used = list_named(self._target, state, folder, shares)
             unused = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in used]
             deleted += self._delete_extra(unused)
+        # A reader of the target may have made newer checkpoints meanwhile, of objects that were present.
+        newer = [entry.key for seqno, entry in list_checkpoints(self._target) if seqno > newest]
+        kept = [None if checkpoint is None else checkpoint.checkpoint]
+        kept += [read_checkpoint(self._target, key) for key in newer]
+        names = Names(self._target)
+        named = named.union(*(names.list_named(content) for content in kept if content is not None))
+        objects = sorted(present - named)
         return deleted + sum(self._delete_extra(keys) for keys in (older, records, objects))
 
     def _load_earlier_state(self, key: str) -> State:

@@ -15,7 +15,7 @@ import persist
 from persist import backup, copy, verify
 from persist.blob.errors import Unavailable
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
-from persist.blob.protocol import Blob, MemoryBlob
+from persist.blob.protocol import Blob, BlobEntry, MemoryBlob
 from persist.codecs.part.part import compute_checksum
 from persist.engine.follow.checkpoint import write_checkpoint
 from persist.engine.hold import Claim
@@ -769,19 +769,33 @@ def test_an_older_checkpoint_leaves_the_target_whatever_it_is_and_no_newer_one_d
     assert verify(target, place.blob, clock=place.blob.clock).is_whole
 
 
-@pytest.mark.parametrize("has_checkpoint", [False, True])
+@pytest.mark.parametrize(("has_checkpoint", "waits"), [(False, False), (True, False), (True, True)])
 def test_a_checkpoint_that_a_reader_of_the_target_makes_during_a_backup_keeps_its_objects(
-    place: Place, has_checkpoint: bool
+    place: Place, has_checkpoint: bool, waits: bool
 ) -> None:
+    """With `waits`, the checkpoint follows its objects when the backup already looks at parts."""
+    waiting: list[tuple[str, bytes]] = []
+
     class Read(MemoryBlob):
-        last = ""
+        last, is_reader_at_work = "", False
 
         def create(self, key: str, value: bytes) -> bool:
+            if waits and self.is_reader_at_work and key.startswith("checkpoint/"):
+                waiting.append((key, value))
+                return True
             is_new = super().create(key, value)
             if key == self.last:
                 with persist.open(self, clock=ImpatientClock(), settings=tuned(background=False)) as reader:
+                    self.is_reader_at_work = True
                     write_checkpoint(self, *reader.engine.follower.get_recent_records())
+                self.is_reader_at_work = False
             return is_new
+
+        def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+            if prefix == "part/":
+                while waiting:
+                    super().create(*waiting.pop())
+            return super().list(prefix, start_after)
 
     target = Read()
     if has_checkpoint:
@@ -790,6 +804,7 @@ def test_a_checkpoint_that_a_reader_of_the_target_makes_during_a_backup_keeps_it
     place.client.load("a").compact()
     target.last = max(records(place.blob))
     check(target, place.held, backup(place.blob, target, clock=place.blob.clock))
+    assert not waiting
     check(target, place.held, back_up(place, target))
 
 
