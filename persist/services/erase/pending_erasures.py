@@ -16,7 +16,6 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 
 import msgspec
 
@@ -117,9 +116,13 @@ def complete_old(engine: Engine, contents: CollectionState) -> None:
 
 
 def complete_erasure(engine: Engine, contents: CollectionState) -> None:
-    """Do the pending work in a hidden collection, then drop the collection; keep it if work is left."""
+    """Do the pending work in a hidden collection, then drop the collection; keep it if something fails.
+
+    What must wait for a seal is stored in a new one.
+    """
     owed = _decode_owed(contents)
-    unreadable: list[str] = []
+    indexes = dict[str, tuple[tuple[str, ...], ...]]()
+    tables = dict[str, dict[str, PendingTable]]()
     with collect_errors() as attempt:
         views = _load_existing(engine, owed.views)
         if views:
@@ -130,31 +133,31 @@ def complete_erasure(engine: Engine, contents: CollectionState) -> None:
                 ViewsTogether([load_view_by_name(engine, view.name) for view in views], {}) as together,
             ):
                 together.refresh()
-        for handle in _load_existing(engine, list(dict.fromkeys((*owed.indexes, *owed.tables)))):
-            tables = owed.tables.get(handle.id, {})
-            if tables:
-                with attempt():
-                    delete_abandoned(handle)
-            indexes = owed.indexes.get(handle.id, ())
-            works: list[Callable[[], object]] = [partial(create_index, handle, columns) for columns in indexes]
-            works += [partial(_publish_again, handle, *item) for item in tables.items()]
-            for work in works:
+        for handle in _load_existing(engine, [*owed.indexes]):
+            for columns in owed.indexes[handle.id]:
                 with attempt():
                     try:
-                        work()
+                        create_index(handle, columns)
                     except AsOfCompacted:
-                        unreadable.append(handle.name)
-    if unreadable:
-        logger.warning("indexes or tables of %s wait for a seal: since has passed all sealed times", unreadable)
+                        indexes[handle.id] = (*indexes.get(handle.id, ()), columns)
+        for handle in _load_existing(engine, [*owed.tables]):
+            with attempt():
+                delete_abandoned(handle)
+            for table, publication in owed.tables[handle.id].items():
+                with attempt():
+                    format = make_format(handle, table, publication.options)
+                    try:
+                        publish(handle, format, None, options=publication.options, digest=publication.digest)
+                    except AsOfCompacted:
+                        tables.setdefault(handle.id, {})[table] = publication
+    waiting = PendingErasures(owed.at_ms, indexes=indexes, tables=tables)
+    if waiting == owed:
         return
+    steps, names = make_pending_steps(waiting)
+    if steps:
+        logger.warning("since has passed all sealed times: after the next seal, indexes or tables are made again")
     with suppress(CollectionNotFound):
-        engine.submit("erase", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
-
-
-def _publish_again(handle: CollectionHandle, table: str, publication: PendingTable) -> None:
-    """Publish a table as it was before an erasure."""
-    format = make_format(handle, table, publication.options)
-    publish(handle, format, None, options=publication.options, digest=publication.digest)
+        engine.submit("erase", [kinds.Destroy(contents.id), *steps], {contents.id: contents.name, **names}).result()
 
 
 def _decode_owed(contents: CollectionState) -> PendingErasures:
