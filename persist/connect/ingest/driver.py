@@ -286,7 +286,7 @@ def parse_config(kind: type[T], config: Mapping[str, Any], where: str, end: str 
         if name not in names:
             hint = did_you_mean(name, names)
             raise InvalidUsage(
-                f"{where}: there is no option {name!r} of this {end}{hint or ''}. Options are {', '.join(names)}"
+                f"{where}: there is no option {name!r} of this {end}{hint or '.'} Options are {', '.join(names)}"
             )
     try:
         return msgspec.convert(dict(config), kind)

@@ -86,12 +86,13 @@ def list_unfollowed(handle: CollectionHandle) -> list[CollectionHandle]:
 
 def list_longer_views(family: Iterable[CollectionHandle]) -> list[str]:
     """Return the names of views that can be read at earlier times than their inputs."""
-    names = {
-        view.name
-        for relative, since in [(relative, relative.contents().since) for relative in family]
-        for view in load_dependents(relative.engine, relative)
-        if view.contents().upper not in (0, END) and view.contents().since < since
-    }
+    names = set()
+    for relative in family:
+        since = relative.contents().since
+        views = load_dependents(relative.engine, relative)
+        names |= {
+            view.name for view in views if view.contents().upper not in (0, END) and view.contents().since < since
+        }
     return sorted(names)
 
 

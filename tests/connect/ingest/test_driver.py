@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Script:
 
     def batches(self, run: Run) -> Generator[Batch]:
         for batch in self._batches:
-            batch = batch(run) if isinstance(batch, Callable) else batch  # type: ignore[arg-type]
+            batch = batch(run) if callable(batch) else batch
             if batch is not None:
                 yield batch
                 self.was_durable.append(batch.is_durable)
@@ -184,7 +184,7 @@ def test_a_config_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     here, names = f"the file {path}", ", ".join(FilesConfig.__struct_fields__)
     assert (find(str(path)), find(path, source="there"), find("in", collection="c")) == ("in", "there", "in")
     assert find(path, colection="x") == (
-        f"{here}: there is no option 'colection' of this source, did you mean 'collection'?. Options are {names}"
+        f"{here}: there is no option 'colection' of this source, did you mean 'collection'? Options are {names}"
     )
     no_value = "the options: {}: there is no value 'x'; it is one of {}"
     cases: list[tuple[dict[str, Any], str]] = [

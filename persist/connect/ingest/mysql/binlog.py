@@ -158,14 +158,14 @@ def _tokenize(statement: str) -> Iterator[_Token]:
 
 def _parse_table_name(tokens: list[_Token], at: int, schema: str) -> tuple[Table, int]:
     """Return the table that tokens name at a position, and the next position."""
-    if [token.word for token in tokens[at + 1 : at + 2]] == ["."]:
+    if len(tokens) > at + 2 and tokens[at + 1].word == ".":
         return (tokens[at].text, tokens[at + 2].text), at + 3
     return (schema, tokens[at].text), at + 1
 
 
 def _parse_table_list(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
     """Yield the tables of a comma-separated list."""
-    while True:
+    while at < len(tokens):
         table, at = _parse_table_name(tokens, at, schema)
         yield table
         if at >= len(tokens) or tokens[at].word != ",":
