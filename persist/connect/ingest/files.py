@@ -170,7 +170,7 @@ class Files(Source):
             hint = did_you_mean(missing[0], types)
             where = next(iter(files_by_column.values()), self.name)
             raise InvalidUsage(
-                f"{where}: the key column {missing[0]!r} is not there{hint or ''}. Columns are {', '.join(types)}"
+                f"{where}: the key column {missing[0]!r} is not there{hint or '.'} Columns are {', '.join(types)}"
             )
         if config.keyed and not config.key:
             raise InvalidUsage('keyed = true needs the columns that are the key: key = ["id"]')
